@@ -1,0 +1,202 @@
+"""What a method is: a generator that says where to look, is told what is seen there, and returns a direction.
+
+A method knows vectors and nothing else: no model, no optimizer, no process, no autograd. It is a frozen
+dataclass whose fields are its hyperparameters and whose `looks` reads like its paper's pseudocode:
+
+>>> from dataclasses import dataclass
+>>> @dataclass(frozen=True)
+... class TwoSided(Method):
+...     "The mean of the gradients on both sides."
+...     rho: Number = 0.05
+...     cost = 3
+...
+...     def looks(self, ctx):
+...         here = yield HERE
+...         e = self.rho * ascent(here.grad)
+...         there = yield Look(e)
+...         behind = yield Look(-e)
+...         return 0.5 * (there.grad + behind.grad)
+
+Because methods use arithmetic alone, `drive` runs one on any gradient function, without a model:
+
+>>> import torch
+>>> w = torch.tensor([1.0, 2.0], dtype=torch.float64)
+>>> drive(TwoSided(rho=0.1), lambda w: w**3, w)
+tensor([1.0005, 8.0591], dtype=torch.float64)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, TypeAlias
+
+from torch import Tensor
+
+from .vector import TINY, Each, Space, Vector, unit
+
+# A hyperparameter: a number, or a Schedule, which the optimizer turns into a number before `looks` runs.
+Number: TypeAlias = Any
+Schedule: TypeAlias = Callable[[int, Any], Any]  # (step, learning rate) -> number
+
+
+@dataclass(frozen=True)
+class Look:
+    """A place to look at the loss from: w + offset, on a named batch."""
+
+    offset: Vector | None = None
+    batch: str = "main"
+
+
+HERE = Look()  # the weights as they are
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is sent back: the gradient, and the loss where it is known."""
+
+    grad: Vector
+    loss: Tensor | None = None
+
+
+Looks: TypeAlias = Generator[Look, Seen, Vector]
+Memory: TypeAlias = dict[str, "Vector | Tensor"]
+
+
+@dataclass
+class Context:
+    """What a method may know of the step it is in, beside what it sees."""
+
+    step: int  # steps taken so far; a skipped step does not count
+    lr: Any  # learning rate of the first parameter group, before this step
+    weights: Callable[[], Vector]
+    memory: Mapping[str, Any] = field(default_factory=dict)  # as the last step left it
+    remembered: Memory = field(default_factory=dict)  # as this step will leave it, if it is taken
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def w(self) -> Vector:
+        """The weights the step started from, wherever it is looking now."""
+        return self.weights()
+
+    def remember(self, **values: Vector | Tensor) -> None:
+        """Keep values for the next step. A step that is skipped (fp16 overflow) forgets them."""
+        self.remembered.update(values)
+
+
+@dataclass(frozen=True)
+class Method:
+    """Base class of all methods. Subclass it as a frozen dataclass and write `looks`."""
+
+    paper: ClassVar[str] = ""
+    cost: ClassVar[float] = 1  # looks per step, on average
+    copies: ClassVar[int] = 1  # extra copies of the model held at the peak, memory between steps included
+    nonnegative: ClassVar[tuple[str, ...]] = ("rho",)
+    registry: ClassVar[dict[str, type[Method]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        Method.registry[cls.__name__.lower()] = cls
+
+    def __post_init__(self) -> None:
+        for name, value in _numbers(self).items():
+            if isinstance(value, (Tensor, Each)) or callable(value):
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(f"{self.name}: {name} must be a finite number or a schedule, not {value!r}")
+            if name in self.nonnegative and value < 0:
+                raise ValueError(f"{self.name}: {name} must not be negative, got {value}")
+
+    def looks(self, ctx: Context) -> Looks:
+        """Yield where to look, receive what is seen there, return the direction for the base optimizer."""
+        raise TypeError(f"{self.name} does not say where to look: write its looks(ctx)")
+
+    def memory(self, space: Space) -> Memory:
+        """What the method remembers between steps, as it is before the first one."""
+        return {}
+
+    @classmethod
+    def variants(cls) -> list[Method]:
+        """Settings worth testing: the contract suite runs each."""
+        return [cls()]
+
+    @classmethod
+    def reduces_to(cls) -> list[tuple[Method, Method]]:
+        """Pairs (special case, what it equals): the contract suite holds each to the last bit."""
+        return []
+
+    @property
+    def name(self) -> str:
+        """The class name."""
+        return type(self).__name__
+
+    def at(self, step: int, lr: Any, rho: Each | None = None) -> Method:
+        """This method with every schedule replaced by its value, and rho by one value per parameter if given."""
+        values: dict[str, Any] = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Method)}
+        values = {name: inner.at(step, lr, rho) for name, inner in values.items()}
+        for name, value in _numbers(self).items():
+            if name == "rho" and rho is not None:
+                values[name] = rho
+            elif callable(value):
+                values[name] = value(step, lr)
+        return replace(self, **values) if values else self
+
+
+def _numbers(method: Method) -> dict[str, Any]:
+    return {f.name: getattr(method, f.name) for f in fields(method) if f.type in ("Number", Number)}
+
+
+def ascent(grad: Vector) -> Vector:
+    """g/‖g‖ over the weights that may be perturbed, zero on the others: the way the loss rises fastest."""
+    return unit(grad.perturbed())
+
+
+def adaptive_ascent(grad: Vector, w: Vector, eta: float) -> Vector:
+    """T²g/‖Tg‖ with T = |w| + η: the way the loss rises fastest when each weight is measured in its own size."""
+    scale = w.abs() + eta
+    scaled = scale * grad.perturbed()
+    return (scale * scaled) / (scaled.norm() + TINY)
+
+
+def linear_in_lr(rho_max: float, rho_min: float, lr_max: float, lr_min: float = 0.0) -> Schedule:
+    """ρ_t of GSAM: between ρ_min and ρ_max as the learning rate is between lr_min and lr_max, and never outside.
+
+    >>> rho = linear_in_lr(rho_max=0.6, rho_min=0.2, lr_max=1.0, lr_min=0.0)
+    >>> rho(0, 1.0), rho(0, 0.5), rho(0, 1e9)
+    (0.6, 0.4, 0.6)
+    """
+    if not (0 <= rho_min <= rho_max and lr_min <= lr_max):
+        raise ValueError("linear_in_lr needs 0 <= rho_min <= rho_max and lr_min <= lr_max")
+    return LinearInLR(rho_max, rho_min, lr_max, lr_min)
+
+
+@dataclass(frozen=True)
+class LinearInLR:
+    """See `linear_in_lr`. A class, so that a method that holds one can be pickled and printed."""
+
+    rho_max: float
+    rho_min: float
+    lr_max: float
+    lr_min: float
+
+    def __call__(self, step: int, lr: Any) -> Any:
+        if self.lr_max == self.lr_min:
+            return self.rho_max
+        share = (lr - self.lr_min) / (self.lr_max - self.lr_min)
+        share = share.clamp(0, 1) if isinstance(share, Tensor) else min(max(share, 0.0), 1.0)
+        return self.rho_min + (self.rho_max - self.rho_min) * share
+
+
+def drive(method: Method, gradient: Callable[[Tensor], Tensor], w: Tensor, ctx: Context | None = None) -> Tensor:
+    """Run one step of a method on a gradient function of one tensor: for tests and for trying an idea."""
+    weights = Vector([w])
+    ctx = ctx or Context(step=0, lr=1.0, weights=lambda: weights, memory=method.memory(weights.space))
+    asks = method.at(ctx.step, ctx.lr).looks(ctx)
+    look = next(asks)
+    while True:
+        at = w if look.offset is None else w + look.offset.tensors[0]
+        try:
+            look = asks.send(Seen(Vector([gradient(at)], weights.space)))
+        except StopIteration as end:
+            return end.value.tensors[0]

@@ -1,0 +1,37 @@
+"""One file a method. A method is in the registry by being a subclass of Method."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from ..method import Method
+from .asam import ASAM
+from .every import Every
+from .gsam import GSAM
+from .plain import Plain
+from .sam import SAM
+
+__all__ = ["ASAM", "GSAM", "SAM", "Every", "Plain", "by_name", "method_names"]
+
+
+def method_names() -> list[str]:
+    """The names `wrap` knows."""
+    return sorted(name for name in Method.registry)
+
+
+def by_name(name: str, **settings: Any) -> Method:
+    """Make a method from its name.
+
+    >>> by_name("gsam", alpha=0.2)
+    GSAM(rho=0.05, alpha=0.2, objective='fp-h', ascent='plain', eta=0.01)
+    """
+    cls = Method.registry.get(name.lower())
+    if cls is None:
+        close = difflib.get_close_matches(name.lower(), method_names(), n=1, cutoff=0.4)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"no method is called {name!r}; {hint}known: {', '.join(method_names())}")
+    try:
+        return cls(**settings)
+    except TypeError as error:
+        raise TypeError(f"{cls.__name__}: {str(error).split('() ')[-1]}") from None

@@ -1,0 +1,41 @@
+"""Adaptive sharpness-aware minimization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..method import HERE, Context, Look, Looks, Method, Number, adaptive_ascent
+from .plain import Plain
+
+
+@dataclass(frozen=True)
+class ASAM(Method):
+    """Adaptive SAM (Kwon, Kim, Park, Choi; ICML 2021; arXiv 2102.11600).
+
+    SAM in a ball that follows the weights' own sizes, so that rescaling a layer and its successor against
+    each other changes nothing:
+
+        T = |w| + η                                                         (1)
+        e = ρ T² g(w)/‖T g(w)‖                                              (2)
+        d = g(w + e)                                                        (3)
+
+    ρ is about ten times SAM's. Limits: ρ = 0 gives the base optimizer.
+
+    Published code takes T = |w| + η only for parameters named "weight" and T = 1 for the rest.
+    """
+
+    rho: Number = 0.5
+    eta: Number = 0.01
+
+    paper = "arXiv 2102.11600"
+    cost = 2
+    nonnegative = ("rho", "eta")
+
+    def looks(self, ctx: Context) -> Looks:
+        """Equations (1) to (3). Written so that neither g nor e is held while looking there."""
+        there = yield Look(self.rho * adaptive_ascent((yield HERE).grad, ctx.w, self.eta))
+        return there.grad
+
+    @classmethod
+    def reduces_to(cls) -> list[tuple[Method, Method]]:
+        return [(cls(rho=0.0), Plain())]

@@ -1,0 +1,74 @@
+"""Surrogate gap guided sharpness-aware minimization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..method import HERE, Context, Look, Looks, Method, Number, adaptive_ascent, ascent
+from ..vector import reject
+from .asam import ASAM
+from .sam import SAM
+
+
+@dataclass(frozen=True)
+class GSAM(Method):
+    """Surrogate Gap Guided SAM (Zhuang et al.; ICLR 2022; arXiv 2203.08065).
+
+    Descends SAM's loss f_p and, in the direction that leaves f_p alone, ascends f: that shrinks the surrogate
+    gap h = f_p − f, which at a minimum is ρ²λ_max/2:
+
+        e  = ρ_t g/‖g‖,   g = ∇f(w),   g_p = ∇f(w + e)                      (1)
+        g_⊥ = g − (g·g_p/‖g_p‖²) g_p                                        (2)
+        d  = g_p − α g_⊥                                                    (3)
+
+    ρ_t follows the learning rate (their eq. 4): ``rho=linear_in_lr(rho_max, rho_min, lr_max, lr_min)``.
+
+    The rivals it is compared with in the paper are here too: ``ascent="adaptive"`` takes e from ASAM;
+    ``objective="weighted"`` minimises f_p + αh, d = g_p + α(g_p − g); ``objective="f-h"`` minimises f and h,
+    d = g + α (the part of g_p orthogonal to g).
+
+    Limits: α = 0 gives SAM, or ASAM with the adaptive ascent.
+
+    Published code does not clamp ρ_t, so that it leaves [ρ_min, ρ_max] during warm-up; `linear_in_lr` clamps.
+    It computes e and d per device and averages d: ``SharpnessAware(local=True)``. Its adaptive e has one power
+    of |w| and the plain norm of g.
+    """
+
+    rho: Number = 0.05
+    alpha: Number = 0.4
+    objective: Literal["fp-h", "weighted", "f-h"] = "fp-h"
+    ascent: Literal["plain", "adaptive"] = "plain"
+    eta: Number = 0.01
+
+    paper = "arXiv 2203.08065"
+    cost = 2
+    copies = 2
+    nonnegative = ("rho", "alpha", "eta")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.objective not in ("fp-h", "weighted", "f-h"):
+            raise ValueError(f'GSAM: objective must be "fp-h", "weighted" or "f-h", not {self.objective!r}')
+        if self.ascent not in ("plain", "adaptive"):
+            raise ValueError(f'GSAM: ascent must be "plain" or "adaptive", not {self.ascent!r}')
+
+    def looks(self, ctx: Context) -> Looks:
+        """Equations (1) to (3), or one of the rivals."""
+        here = yield HERE
+        climb = ascent(here.grad) if self.ascent == "plain" else adaptive_ascent(here.grad, ctx.w, self.eta)
+        there = yield Look(self.rho * climb)
+        g, g_p = here.grad, there.grad
+        if self.objective == "weighted":
+            return g_p + self.alpha * (g_p - g)
+        if self.objective == "f-h":
+            return g + self.alpha * reject(g_p, g)
+        return g_p - self.alpha * reject(g, g_p)
+
+    @classmethod
+    def variants(cls) -> list[Method]:
+        return [cls(), cls(ascent="adaptive", rho=0.5), cls(objective="weighted"), cls(objective="f-h")]
+
+    @classmethod
+    def reduces_to(cls) -> list[tuple[Method, Method]]:
+        return [(cls(alpha=0.0), SAM()), (cls(alpha=0.0, ascent="adaptive", rho=0.5), ASAM())]

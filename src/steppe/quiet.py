@@ -1,0 +1,83 @@
+"""What the extra looks of a step must not disturb.
+
+Plain training does one forward pass a step. It moves BatchNorm's statistics and every other buffer once, and
+draws random numbers once. A step with several looks must leave exactly that behind, and every look must see
+what the first one saw: the same dropout masks, the same buffers. It must also see the weights as they are
+*now*, not as autocast or FSDP2 remember them. Saving and putting back is the one construct that is right for
+all kinds of buffers, changes no attribute of a module (so `torch.compile` has nothing to recompile) and needs
+no knowledge of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from .vector import local
+
+
+class Snapshot:
+    """Buffers, random state and modes at one moment."""
+
+    def __init__(self, model: nn.Module | None, devices: Iterable[torch.device]):
+        modules = [] if model is None else list(model.modules())
+        self._modes = [(module, module.training) for module in modules]
+        self._trainable = [] if model is None else [(p, p.requires_grad) for p in model.parameters()]
+        self._buffers = [] if model is None else [local(buffer) for buffer in model.buffers()]
+        self._values = [buffer.detach().clone() for buffer in self._buffers]
+        self._cpu_rng = torch.get_rng_state()
+        accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
+        self._device_rng = [(d, torch.get_device_module(d).get_rng_state(d)) for d in accelerators]
+
+    def restore(self) -> None:
+        """Make everything as it was when the snapshot was taken."""
+        with torch.no_grad():
+            if self._buffers:
+                torch._foreach_copy_(self._buffers, self._values)
+        torch.set_rng_state(self._cpu_rng)
+        for device, state in self._device_rng:
+            torch.get_device_module(device).set_rng_state(state, device)
+        for module, training in self._modes:
+            if module.training != training:
+                module.training = training
+        for param, trainable in self._trainable:
+            if param.requires_grad != trainable:
+                param.requires_grad_(trainable)
+
+
+class Quiet:
+    """Keeps one step's looks from disturbing anything: the state before the first look, and after it."""
+
+    def __init__(self, model: nn.Module | None, params: list[Tensor]):
+        self._model = model
+        self._devices = sorted({p.device for p in params}, key=str)
+        self._sharded = [m for m in model.modules() if isinstance(m, FSDPModule)] if model is not None else []
+        self._before = self._snapshot()
+        self._after: Snapshot | None = None
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self._model, self._devices)
+
+    def rewind(self) -> None:
+        """Before each extra look: as before the first one."""
+        if self._after is None:
+            self._after = self._snapshot()
+        self._before.restore()
+
+    def settle(self) -> None:
+        """After the last look: as after the first one."""
+        if self._after is not None:
+            self._after.restore()
+
+    def undo(self) -> None:
+        """After an exception: as if the step had never begun."""
+        self._before.restore()
+
+    def weights_moved(self) -> None:
+        """Forget copies of the weights: autocast's low-precision ones, FSDP2's gathered ones."""
+        torch.clear_autocast_cache()
+        for module in self._sharded:
+            module.reshard()
