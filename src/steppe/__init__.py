@@ -1,6 +1,19 @@
 """steppe: sharpness-aware training that works under everything people train with."""
 
-from .method import HERE, Context, Look, Looks, Method, Number, Schedule, Seen, adaptive_ascent, ascent, drive, linear_in_lr
+from .method import (
+    HERE,
+    Context,
+    Look,
+    Looks,
+    Method,
+    Number,
+    Schedule,
+    Seen,
+    adaptive_ascent,
+    ascent,
+    drive,
+    linear_in_lr,
+)
 from .methods import ASAM, GSAM, SAM, Every, Plain, by_name, method_names
 from .optimizer import Pass, SharpnessAware, wrap
 from .vector import Space, Vector, reject, unit

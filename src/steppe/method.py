@@ -34,6 +34,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from torch import Tensor
 
+from .draws import Draws
 from .vector import TINY, Each, Space, Vector, unit
 
 # A hyperparameter: a number, or a Schedule, which the optimizer turns into a number before `looks` runs.
@@ -43,10 +44,14 @@ Schedule: TypeAlias = Callable[[int, Any], Any]  # (step, learning rate) -> numb
 
 @dataclass(frozen=True)
 class Look:
-    """A place to look at the loss from: w + offset, on a named batch."""
+    """A place to look at the loss from: w + offset, on a named batch.
+
+    "main" is the step's batch, "auxiliary" a second one, "sample" the single example with number `sample`.
+    """
 
     offset: Vector | None = None
     batch: str = "main"
+    sample: int | None = None
 
 
 HERE = Look()  # the weights as they are
@@ -54,25 +59,40 @@ HERE = Look()  # the weights as they are
 
 @dataclass(frozen=True)
 class Seen:
-    """What is sent back: the gradient, and the loss where it is known."""
+    """What is sent back for a look: the gradient, and the loss where it is known."""
 
     grad: Vector
     loss: Tensor | None = None
 
 
-Looks: TypeAlias = Generator[Look, Seen, Vector]
+@dataclass(frozen=True)
+class HVP:
+    """A request for the Hessian at a place, times a vector; answered with a Vector.
+
+    `seen` is what was seen at that place, so that a difference of gradients needs one more look and not two.
+    """
+
+    vector: Vector
+    at: Look
+    seen: Seen
+
+
+Looks: TypeAlias = Generator["Look | HVP", Any, Vector]
 Memory: TypeAlias = dict[str, "Vector | Tensor"]
 
 
 @dataclass
 class Context:
-    """What a method may know of the step it is in, beside what it sees."""
+    """What a method may know of the step it is in, beside what it sees, and what it may ask for."""
 
     step: int  # steps taken so far; a skipped step does not count
     lr: Any  # learning rate of the first parameter group, before this step
     weights: Callable[[], Vector]
+    draws: Draws
     memory: Mapping[str, Any] = field(default_factory=dict)  # as the last step left it
-    remembered: Memory = field(default_factory=dict)  # as this step will leave it, if it is taken
+    # What becomes true if the step is taken; a step that is skipped (fp16 overflow) forgets it:
+    remembered: Memory = field(default_factory=dict)
+    wishes: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -81,8 +101,16 @@ class Context:
         return self.weights()
 
     def remember(self, **values: Vector | Tensor) -> None:
-        """Keep values for the next step. A step that is skipped (fp16 overflow) forgets them."""
+        """Keep values for the next step."""
         self.remembered.update(values)
+
+    def set_lr(self, lr: Tensor) -> None:
+        """Let the base optimizer take this step, and all until the next call, with this learning rate."""
+        self.wishes["lr"] = lr
+
+    def step_aside(self, direction: Vector) -> None:
+        """After the base's step, also subtract lr times this: a move that the base does not see."""
+        self.wishes["aside"] = direction
 
 
 @dataclass(frozen=True)
@@ -93,6 +121,7 @@ class Method:
     cost: ClassVar[float] = 1  # looks per step, on average
     copies: ClassVar[int] = 1  # extra copies of the model held at the peak, memory between steps included
     nonnegative: ClassVar[tuple[str, ...]] = ("rho",)
+    needs: ClassVar[frozenset[str]] = frozenset()  # of "loss", "auxiliary", "sample", "hvp", "lr"
     registry: ClassVar[dict[str, type[Method]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -181,6 +210,7 @@ class LinearInLR:
     lr_min: float
 
     def __call__(self, step: int, lr: Any) -> Any:
+        """The value at a learning rate."""
         if self.lr_max == self.lr_min:
             return self.rho_max
         share = (lr - self.lr_min) / (self.lr_max - self.lr_min)
@@ -190,9 +220,13 @@ class LinearInLR:
 
 def drive(method: Method, gradient: Callable[[Tensor], Tensor], w: Tensor, ctx: Context | None = None) -> Tensor:
     """Run one step of a method on a gradient function of one tensor: for tests and for trying an idea."""
+    from .difference import by_difference  # it knows methods' requests, so it cannot be known here earlier
+
     weights = Vector([w])
-    ctx = ctx or Context(step=0, lr=1.0, weights=lambda: weights, memory=method.memory(weights.space))
-    asks = method.at(ctx.step, ctx.lr).looks(ctx)
+    if ctx is None:
+        space = weights.space
+        ctx = Context(0, 1.0, lambda: weights, Draws(space, seed=0, step=0), method.memory(space))
+    asks = by_difference(method.at(ctx.step, ctx.lr).looks(ctx), weights.norm())
     look = next(asks)
     while True:
         at = w if look.offset is None else w + look.offset.tensors[0]

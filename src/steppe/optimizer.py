@@ -2,34 +2,37 @@
 
 It moves the weights to where the method looks, collects loss and gradient, brings the weights back exactly
 (copied, never subtracted), and leaves the method's direction in ``p.grad`` for any base optimizer to use.
-There are two halves, `passes` (or `gradient`, which runs a closure in them) and `step`; what a trainer does
-between backward and step — unscale, clip, log, skip — stays where it always was.
+There are two halves, `passes` (or `gradient`, which runs closures in them) and `step`; what a trainer does
+between backward and step (unscale, clip, log, skip) stays where it always was.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
-from .method import Context, Memory, Method, Seen
+from . import distributed
+from .difference import by_difference
+from .draws import Draws
+from .evaluate import Closures, evaluate, hessian_product
+from .memory import Store
+from .method import HVP, Context, Method, Seen
+from .methods import by_name
 from .quiet import Quiet
 from .vector import Each, Space, Vector, local
 
-Closure = Callable[[], Tensor]
-_STEP = "steppe_step"  # the step counter's key in param_groups[0]: there it survives every kind of checkpoint
-_OWN, _SHARED = "steppe.", "steppe_shared."  # prefixes of the method's memory in state_dict
+_STEP, _SEED = "steppe_step", "steppe_seed"  # keys in param_groups[0]: there they survive every kind of checkpoint
 
 
 @dataclass
@@ -38,20 +41,13 @@ class Pass:
 
     index: int
     batch: str = "main"
+    sample: int | None = None  # on batch "sample": which example
     loss: Tensor | None = None
+    product: HVP | None = None  # the exact product that is wanted in place of a gradient
 
     def report(self, loss: Tensor) -> None:
         """Tell the method the loss of this look (the unscaled one). Called several times, it adds up."""
         self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
-
-
-@dataclass
-class _Pending:
-    """A direction that waits in p.grad, and what becomes true when the step is taken."""
-
-    params: list[Tensor]
-    remembered: Memory
-    metrics: dict[str, Any] = field(default_factory=dict)
 
 
 class SharpnessAware(Optimizer):
@@ -67,6 +63,9 @@ class SharpnessAware(Optimizer):
             model has no buffers and no shards.
         local: under DDP, let every rank look around on its own batch alone and average only the directions
             ("m-sharpness": what the SAM and GSAM papers did). Saves all all-reduces but one.
+        hvp: how Hessian-vector products are made, in methods that need them: from a "forward" or "central"
+            difference of gradients, or "exact" by double backward (closures that do not call backward only).
+        seed: of the method's random draws, which are the same on all ranks.
 
     >>> model = nn.Linear(2, 1)
     >>> opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), by_name("sam"), model=model)
@@ -76,7 +75,16 @@ class SharpnessAware(Optimizer):
 
     _step_supports_amp_scaling = False  # a fused base must not make GradScaler leave the unscaling to us
 
-    def __init__(self, base: Optimizer, method: Method, model: nn.Module | None = None, *, local: bool = False):
+    def __init__(
+        self,
+        base: Optimizer,
+        method: Method,
+        model: nn.Module | None = None,
+        *,
+        local: bool = False,
+        hvp: Literal["forward", "central", "exact"] = "forward",
+        seed: int = 0,
+    ):
         if not isinstance(base, Optimizer):
             raise TypeError(f"base must be a torch.optim.Optimizer, not {base!r}; build it first, then wrap it")
         if isinstance(base, (LBFGS, SparseAdam, SharpnessAware)):
@@ -85,43 +93,32 @@ class SharpnessAware(Optimizer):
             raise TypeError(f"method must be a method such as SAM(), not {method!r}; by name: steppe.wrap")
         if local and not isinstance(model, DistributedDataParallel):
             raise ValueError("local=True needs model=, wrapped in DistributedDataParallel (FSDP2 cannot look locally)")
-        self.base, self.method, self.model, self.local = base, method, model, local
+        if hvp not in ("forward", "central", "exact"):
+            raise ValueError(f'hvp must be "forward", "central" or "exact", not {hvp!r}')
+        self.base, self.method, self.model, self.local, self.hvp = base, method, model, local, hvp
         self.metrics: dict[str, Any] = {}
-        self._own: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)  # the method's memory, by parameter
-        self._shared: dict[str, Tensor] = {}  # and what of it belongs to no parameter
-        self._pending: _Pending | None = None
-        self._left: list[tuple[weakref.ref, int]] = []  # gradients that the last step used up
-        self._open: weakref.ref[Generator] | None = None
+        self._store = Store()
+        self._pending: tuple[Space, Context] | None = None  # a direction waits in p.grad; this is what it came from
+        self._left: list[tuple[weakref.ref, int]] = []  # gradients that are used up, and their versions
+        self._open: weakref.ref[Any] | None = None  # the looks under way
         self._begun: Quiet | None = None
+        self._lr_set: Any = None  # the learning rate the method has set
         Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
         for group in self.param_groups:
             self._check_group(group)
+        self.param_groups[0].setdefault(_STEP, 0)
+        self.param_groups[0].setdefault(_SEED, seed)
 
     # The base owns parameter groups, state and defaults
 
-    param_groups = property(lambda self: self.base.param_groups, lambda self, v: setattr(self.base, "param_groups", v))  # pyright: ignore
-    state = property(lambda self: self.base.state, lambda self, v: setattr(self.base, "state", v))  # pyright: ignore
-    defaults = property(lambda self: self.base.defaults, lambda self, v: setattr(self.base, "defaults", v))  # pyright: ignore
+    param_groups: Any = property(lambda s: s.base.param_groups, lambda s, v: setattr(s.base, "param_groups", v))
+    state: Any = property(lambda s: s.base.state, lambda s, v: setattr(s.base, "state", v))
+    defaults: Any = property(lambda s: s.base.defaults, lambda s, v: setattr(s.base, "defaults", v))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the base optimizer."""
         self.base.add_param_group(param_group)
         self._check_group(self.param_groups[-1])
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        rho = group.get("rho", 0.0)
-        if not isinstance(rho, (int, float)) or not (math.isfinite(rho) and rho >= 0):
-            raise ValueError(f"a parameter group's rho must be a finite number, not negative, got {rho!r}")
-        if any(p.is_complex() for p in group["params"]):
-            raise TypeError("complex parameters are not supported; keep torch.view_as_real(p) as the parameter")
-        if any(p.dtype in (torch.float16, torch.bfloat16) for p in group["params"]):
-            import warnings
-
-            warnings.warn(
-                "half-precision parameters round most of a small perturbation away; keep them in float32 and use "
-                "torch.autocast (or FSDP2's MixedPrecisionPolicy), or take a much larger rho",
-                stacklevel=3,
-            )
 
     @property
     def steps(self) -> int:
@@ -145,23 +142,35 @@ class SharpnessAware(Optimizer):
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(opt)
             scaler.update()
+
+        A method that looks at a second batch says so in ``look.batch``; one that needs the loss is told it by
+        ``look.report(loss)``.
         """
         self._close()
         self._refuse_leftover_gradients()
-        return self._start(scaler)
+        if self.hvp == "exact" and "hvp" in self.method.needs:
+            raise RuntimeError(
+                'hvp="exact" needs a closure that returns a graph: use step(closure) or gradient(closure)'
+            )
+        return self._start(scaler, first_done=False)
 
     def gradient(
         self,
-        closure: Closure | Sequence[Closure],
+        closure: Closures,
         *,
+        auxiliary: Closures | None = None,
+        sample: Callable[[int], Tensor] | None = None,
         scaler: GradScaler | None = None,
         first_done: bool = False,
-    ) -> Tensor:
+    ) -> Tensor | None:
         """Run the method's looks with a closure; leave the direction in ``p.grad``; return the loss at w.
 
         The closure returns the loss. It may call backward itself (then scaled by the scaler, if there is one)
         or leave that to the optimizer. It must use the same data each time. A list of closures is a list of
         micro-batches: their losses and gradients add up.
+
+        Methods that look at a second batch need `auxiliary`, its closure; methods that look at single examples
+        need `sample`, a function from an example's number to its loss.
 
         With ``first_done=True`` the gradient at w is in ``p.grad`` already (a framework accumulated it; call
         `begin` before it does, so that dropout can be replayed) and the closure runs in the extra looks only.
@@ -171,24 +180,33 @@ class SharpnessAware(Optimizer):
             self._refuse_leftover_gradients()
         elif all(p.grad is None for p in self._trainable()):
             raise RuntimeError("first_done=True, but no parameter has a gradient: run backward first")
-        closures = [closure] if callable(closure) else list(closure)
-        if not closures:
-            raise ValueError("the list of closures is empty")
-        first_loss = torch.zeros(())
+        batches: dict[str, Any] = {"main": closure, "auxiliary": auxiliary, "sample": sample}
+        first_loss = None
         with torch.enable_grad(), contextlib.closing(self._start(scaler, first_done)) as looks:
             for look in looks:
-                if look.index == 0 and first_done:
+                if first_done and look.index == 0:
                     continue
-                look.loss = self._evaluate(closures, scaler)
+                closures = batches[look.batch]
+                if closures is None:
+                    raise RuntimeError(
+                        f"{self.method.name} looks at a batch called {look.batch!r}: give step or gradient "
+                        f"{look.batch}=, its closure"
+                    )
+                if look.sample is not None:
+                    closures = lambda f=closures, i=look.sample: f(i)  # noqa: E731
+                if look.product is not None:
+                    hessian_product(closures, look, self._trainable(), self.model)
+                else:
+                    look.loss = evaluate(closures, self._trainable(), self.model, scaler)
                 if look.index == 0:
                     first_loss = look.loss
         return first_loss
 
     def begin(self) -> None:
-        """Call before a pass that a framework runs itself, when `gradient` will follow with ``first_done=True``."""
+        """Call before a pass that a framework runs itself, when ``gradient(..., first_done=True)`` will follow."""
         self._begun = Quiet(self.model, self._trainable())
 
-    def _start(self, scaler: GradScaler | None, first_done: bool = False) -> Generator[Pass, None, None]:
+    def _start(self, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
         self._pending = None
         run = self._run(scaler, first_done)
         self._open = weakref.ref(run)  # weak: a loop that is left early must end, and restore, at once
@@ -199,39 +217,42 @@ class SharpnessAware(Optimizer):
         space = self._space()
         weights, home = space.weights(), None
         scale = None if scaler is None else scaler.scale(torch.ones((), device=weights.tensors[0].device))
-        ctx = Context(self.steps, self.param_groups[0]["lr"], lambda: home or weights, self._recall(space))
-        asks = self.method.at(ctx.step, ctx.lr, self._rho_by_group(space)).looks(ctx)
+        ctx = self._context(space, lambda: home or weights)
         quiet = (self._begun if first_done else None) or Quiet(self.model, space.params)
         self._begun = None
-        used = [False] * len(space.params)
-        index, direction = 0, None
+        used = [False] * len(space.params)  # which parameters a look saw a gradient of
+        index = 0
         try:
-            look = next(asks)
-            while direction is None:
+            asks = self._looks(ctx, quiet)
+            ask = [next(asks)]  # in a list that is emptied before the look: an offset is as large as the model
+            while True:
                 if index > 0:
                     quiet.rewind()
+                look = ask[0].at if isinstance(ask[0], HVP) else ask[0]
                 with torch.no_grad():
                     if home is not None:
                         weights.copy_(home)
                     if look.offset is not None:
                         home = home or weights.clone()
                         weights.add_(look.offset.perturbed())
-                if look.offset is not None or home is not None:
+                if home is not None:
                     quiet.weights_moved()
-                report = Pass(index, look.batch)
-                del look  # a look may hold a vector as large as the model
+                report = Pass(index, look.batch, look.sample, product=ask[0] if isinstance(ask[0], HVP) else None)
+                ask.clear()
+                del look
                 if not (first_done and index == 0):
-                    for p in space.params:
-                        p.grad = None
-                with self._looking():
+                    self._clear_gradients(space)
+                noting = quiet.noting_precision if index == 0 and "hvp" in self.method.needs else contextlib.nullcontext
+                with self._looking(), noting():
                     yield report
+                index += 1
                 try:
-                    look = asks.send(Seen(self._collect(space, used, scale), report.loss))
+                    ask = [asks.send(self._answer(report, space, used, scale))]
                 except StopIteration as end:
                     direction = end.value
-                index += 1
+                    break
         except BaseException:  # also GeneratorExit: the loop around `passes` was left early
-            self._clear_gradients(space.params)
+            self._clear_gradients(space)
             quiet.undo()
             raise
         finally:
@@ -243,105 +264,40 @@ class SharpnessAware(Optimizer):
         ctx.metrics["looks"] = index
         self._leave(direction, space, used, scale, ctx)
 
-    def _leave(self, direction: Vector, space: Space, used: list[bool], scale: Tensor | None, ctx: Context) -> None:
-        """Put the direction into p.grad, apart from anything the method keeps: others will change it in place."""
-        if not isinstance(direction, Vector):
-            raise TypeError(f"{self.method.name}.looks must return a Vector, not {direction!r}")
-        kept = {id(t) for v in (*ctx.memory.values(), *ctx.remembered.values()) if isinstance(v, Vector) for t in v.tensors}
-        with torch.no_grad():
-            if any(id(t) in kept for t in direction.tensors):
-                direction = direction.clone()
-            if self.local:
-                self._average(direction.tensors)
-            if scale is not None:
-                direction.mul_(scale)
-            for p, grad, has in zip(space.params, space.wrap(direction), used, strict=True):
-                p.grad = grad if has else None  # no look saw a gradient: the base must not touch it
-        self._pending = _Pending(space.params, ctx.remembered, ctx.metrics)
-
-    # Second half: step
-
-    def step(self, closure: Closure | Sequence[Closure] | None = None) -> Any:  # pyright: ignore
-        """Take the base optimizer's step along the direction in ``p.grad``.
-
-        ``step(closure)`` looks around first: it is `gradient` and ``step()`` in one, and returns the loss at w.
-        (Directly after `gradient` or `passes`, a closure is only called, as trainers expect.)
-        """
-        self._close()
-        loss = None
-        if self._pending is None and closure is not None:
-            loss = self.gradient(closure)
-        elif closure is not None:
-            with torch.enable_grad():
-                loss = closure()  # pyright: ignore
-        if self._pending is None:
-            return self._make_state()
-        pending, self._pending = self._pending, None
-        if not _same(pending.params, self._trainable()):
-            raise RuntimeError("the base optimizer's parameters changed between looking around and step()")
-        self.base.step()
-        self._remember(pending)
-        self.metrics = pending.metrics
-        self.param_groups[0][_STEP] = self.steps + 1
-        self._left = [(weakref.ref(p.grad), p.grad._version) for p in pending.params if p.grad is not None]
-        return loss
-
-    def _make_state(self) -> None:
-        """A step with nothing to step on: what distributed checkpointing does, at lr 0, to have state created."""
-        if any(float(group["lr"]) != 0 for group in self.param_groups):
+    def _context(self, space: Space, weights: Callable[[], Vector]) -> Context:
+        group = self.param_groups[0]
+        if self._lr_set is not None and any(g["lr"] is not self._lr_set for g in self.param_groups):
             raise RuntimeError(
-                "step() needs a direction: call step(closure), or run your forward and backward in "
-                "`for _ in opt.passes():` first"
+                f"{self.method.name} sets the learning rate itself: remove the scheduler that changes it"
             )
-        self._recall(self._space())
-        self.base.step()
+        memory = self._store.recall(self.method, space)
+        return Context(self.steps, group["lr"], weights, Draws(space, group.setdefault(_SEED, 0), self.steps), memory)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, and with them a direction that was not stepped along."""
-        if not self._is_open():
-            self._pending, self._left = None, []
-            if not set_to_none:
-                self.base.zero_grad(set_to_none=False)
-                self._left = [(weakref.ref(p.grad), p.grad._version) for p in self._trainable() if p.grad is not None]
-                return
-        self.base.zero_grad(set_to_none=set_to_none)
+    def _looks(self, ctx: Context, quiet: Quiet) -> Any:
+        """The method's looks; Hessian-vector products become differences unless exact ones are wanted."""
+        rho = None
+        if any("rho" in group for group in self.param_groups):
+            default = getattr(self.method.at(ctx.step, ctx.lr), "rho", 0.0)
+            rho = Each([g.get("rho", default) for g in self.param_groups for p in g["params"] if p.requires_grad])
+        asks = self.method.at(ctx.step, ctx.lr, rho).looks(ctx)
+        if "hvp" not in self.method.needs or self.hvp == "exact":
+            return asks
+        with torch.no_grad():
+            w_norm = ctx.w.perturbed().norm()
+        return by_difference(asks, w_norm, quiet.precision, self.hvp == "central")
 
-    # Looking: one gradient
-
-    def _evaluate(self, closures: Sequence[Closure], scaler: GradScaler | None) -> Tensor:
-        """Loss and gradients of the micro-batches, whether or not the closures call backward."""
-        total, calls_backward = None, None
-        for i, closure in enumerate(closures):
-            last = i == len(closures) - 1
-            sync = contextlib.nullcontext() if last or not self._ddp() else self._ddp().no_sync()  # pyright: ignore
-            with sync:
-                loss = closure()
-                if not isinstance(loss, Tensor) or loss.numel() != 1:
-                    what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-                    raise TypeError(f"the closure must return the loss, a tensor with one element; it returned {what}")
-                if calls_backward is None:
-                    calls_backward = any(p.grad is not None for p in self._trainable())
-                if not calls_backward:
-                    if not loss.requires_grad:
-                        raise RuntimeError(
-                            "the closure's loss has no graph and it left no gradients: return the loss itself, "
-                            "not a number or a detached tensor, or call backward inside"
-                        )
-                    (loss if scaler is None else scaler.scale(loss)).backward()
-            loss = loss.detach().reshape(())
-            total = loss if total is None else total + loss
-        assert total is not None
-        return total
-
-    @contextlib.contextmanager
-    def _looking(self) -> Generator[None, None, None]:
-        """Around one look: with local=True, DDP keeps the gradients to itself."""
-        ddp = self._ddp()
-        if not self.local or ddp is None or (ddp.static_graph and self.steps == 0):
-            yield  # a static graph is recorded in the first iteration, which must be synchronised
-            return
-        with ddp.no_sync():
-            yield
+    def _answer(self, report: Pass, space: Space, used: list[bool], scale: Tensor | None) -> Any:
+        """What the method is told about a look."""
+        if report.product is not None:
+            return report.product.vector
+        loss = report.loss
+        if "loss" in self.method.needs:
+            if loss is None:
+                raise RuntimeError(
+                    f"{self.method.name} needs the loss of every look: call look.report(loss) in the loop"
+                )
+            loss = distributed.mean(loss, self.model)
+        return Seen(self._collect(space, used, scale), loss)
 
     def _collect(self, space: Space, used: list[bool], scale: Tensor | None) -> Vector:
         """Take the gradients out of the parameters, as a vector that nothing else writes to."""
@@ -352,66 +308,163 @@ class SharpnessAware(Optimizer):
                 used[i] = True
                 if grad.is_sparse:
                     raise TypeError("sparse gradients are not supported: use nn.Embedding(sparse=False)")
-                if local(grad)._is_view():  # DDP's gradient_as_bucket_view: the next look would overwrite it
-                    grad = grad.clone()
                 grad = grad.detach()
+                if local(grad)._base is not None:  # DDP's gradient_as_bucket_view: the next look would overwrite it
+                    grad = grad.clone()
             grads.append(grad)
             p.grad = None
         vector = space.vector(grads)
         if scale is not None:
-            with torch.no_grad():
-                vector.mul_(1 / scale)
+            vector.mul_(1 / scale)
         return vector
 
-    def _average(self, tensors: list[Tensor]) -> None:
-        group = self._ddp().process_group  # pyright: ignore
-        works = [torch.distributed.all_reduce(t, group=group, async_op=True) for t in tensors]
-        for work in works:
-            work.wait()  # pyright: ignore
-        torch._foreach_div_(tensors, torch.distributed.get_world_size(group))
+    def _leave(self, direction: Any, space: Space, used: list[bool], scale: Tensor | None, ctx: Context) -> None:
+        """Put the direction into p.grad, apart from anything the method keeps: others will change it in place."""
+        if not isinstance(direction, Vector):
+            raise TypeError(f"{self.method.name}.looks must return a Vector, not {direction!r}")
+        kept = (*ctx.memory.values(), *ctx.remembered.values(), *ctx.wishes.values())
+        kept_tensors = {id(t) for value in kept if isinstance(value, Vector) for t in value.tensors}
+        with torch.no_grad():
+            if any(id(t) in kept_tensors for t in direction.tensors):
+                direction = direction.clone()
+            if self.local:
+                distributed.average_(direction.tensors, self.model)
+            if scale is not None:
+                direction.mul_(scale)
+        for p, grad, has in zip(space.params, space.wrap(direction), used, strict=True):
+            p.grad = grad if has else None  # no look saw a gradient: the base must not touch the parameter
+        self._pending = space, ctx
 
-    # Parameters
+    # Second half: step
+
+    def step(self, closure: Closures | None = None, **batches: Any) -> Any:
+        """Take the base optimizer's step along the direction in ``p.grad``.
+
+        ``step(closure, ...)`` looks around first: it is ``gradient(closure, ...)`` and ``step()`` in one, and
+        returns the loss at w. (Directly after `gradient` or `passes`, a closure is only called, as trainers expect.)
+        """
+        self._close()
+        loss = None
+        if closure is not None and self._pending is None:
+            loss = self.gradient(closure, **batches)
+        elif callable(closure):
+            with torch.enable_grad():
+                loss = closure()
+        if self._pending is None:
+            return self._make_state()
+        (space, ctx), self._pending = self._pending, None
+        trainable = self._trainable()
+        if len(trainable) != len(space.params) or any(a is not b for a, b in zip(trainable, space.params, strict=True)):
+            raise RuntimeError("the base optimizer's parameters changed between looking around and step()")
+        if "lr" in ctx.wishes:
+            self._set_lr(ctx.wishes["lr"])
+        self.base.step()
+        if "aside" in ctx.wishes:
+            with torch.no_grad():
+                lr = Each([float(g["lr"]) for g in self.param_groups for p in g["params"] if p.requires_grad])
+                space.weights().add_(-1.0 * (lr * ctx.wishes["aside"]))
+        self._store.keep(space.params, ctx.remembered)
+        self.metrics = ctx.metrics
+        self.param_groups[0][_STEP] = self.steps + 1
+        self._mark_gradients_used()
+        return loss
+
+    def _set_lr(self, lr: Tensor) -> None:
+        takes_tensor = all(group.get("fused") or group.get("capturable") for group in self.param_groups)
+        self._lr_set = lr if takes_tensor else float(lr)  # other bases would wait for the device themselves
+        for group in self.param_groups:
+            group["lr"] = self._lr_set
+
+    def _make_state(self) -> None:
+        """A step with nothing to step on: what distributed checkpointing does, at lr 0, to have state created."""
+        if any(float(group["lr"]) != 0 for group in self.param_groups):
+            raise RuntimeError(
+                "step() needs a direction: call step(closure), or run your forward and backward in "
+                "`for _ in opt.passes():` first"
+            )
+        self._store.recall(self.method, self._space())
+        self.base.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and with them a direction that was not stepped along."""
+        self.base.zero_grad(set_to_none=set_to_none)
+        if self._open is None or self._open() is None:  # a closure may call this during a look
+            self._pending = None
+            self._mark_gradients_used()
+
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base optimizer's state, with the method's memory inside."""
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        state_dict = self._store.save(self.base.state_dict(), self._all_params())
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            state_dict = post_hook(self, state_dict) or state_dict
+        return state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state_dict of this class, or of the plain base optimizer."""
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = pre_hook(self, state_dict) or state_dict
+        self.base.load_state_dict(self._store.load(state_dict, self._all_params()))
+        self._pending, self._left, self._lr_set = None, [], None
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Schedulers and trainers leave a patched `step`, bound to this object, in __dict__.
+        gone = {"step": 0, "_opt_called": 0, "_open": None, "_begun": None, "_left": [], "_pending": None}
+        state = {k: v for k, v in self.__dict__.items() if k not in gone and not k.startswith("_optimizer_")}
+        return {**state, **{k: v for k, v in gone.items() if v != 0}}
+
+    def __repr__(self) -> str:
+        return f"SharpnessAware(method={self.method!r}, base={self.base!r})"
+
+    # Parameters and their gradients
+
+    def _all_params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
 
     def _trainable(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-
-    def _by_group(self, key: str, default: Any) -> list[Any]:
-        return [g.get(key, default) for g in self.param_groups for p in g["params"] if p.requires_grad]
+        return [p for p in self._all_params() if p.requires_grad]
 
     def _space(self) -> Space:
-        params = self._trainable()
-        if not params:
+        moves = [g.get("perturb", True) for g in self.param_groups for p in g["params"] if p.requires_grad]
+        if not moves:
             raise RuntimeError("the base optimizer has no parameter that requires a gradient")
-        return Space(params, [bool(moves) for moves in self._by_group("perturb", True)])
+        return Space(self._trainable(), moves)
 
-    def _rho_by_group(self, space: Space) -> Each | None:
-        if not any("rho" in group for group in self.param_groups):
-            return None
-        rho = getattr(self.method.at(self.steps, self.param_groups[0]["lr"]), "rho", 0.0)
-        return Each(self._by_group("rho", rho))
+    @contextlib.contextmanager
+    def _looking(self) -> Generator[None, None, None]:
+        """Around one look: with local=True, DDP keeps the gradients to itself."""
+        ddp = self.model
+        if not (self.local and isinstance(ddp, DistributedDataParallel)) or (ddp.static_graph and self.steps == 0):
+            yield  # a static graph is recorded in the first iteration, which must be synchronised
+        else:
+            with ddp.no_sync():
+                yield
 
-    def _ddp(self) -> DistributedDataParallel | None:
-        return self.model if isinstance(self.model, DistributedDataParallel) else None
-
-    def _clear_gradients(self, params: Iterable[Tensor]) -> None:
-        for p in params:
+    def _clear_gradients(self, space: Space) -> None:
+        for p in space.params:
             p.grad = None
-
-    def _is_open(self) -> bool:
-        return self._open is not None and self._open() is not None
 
     def _close(self) -> None:
         """End a loop over `passes` that is still under way, as if it had been left."""
-        run = self._open and self._open()
+        run = None if self._open is None else self._open()
         if run is not None and not run.gi_running:
             run.close()
         self._open = None
 
+    def _mark_gradients_used(self) -> None:
+        grads = [p.grad for p in self._trainable() if p.grad is not None]
+        self._left = [(weakref.ref(grad), grad._version) for grad in grads]
+
     def _refuse_leftover_gradients(self) -> None:
-        """Gradients from an unfinished accumulation would be lost silently; those of the last step are fine."""
-        left = {id(ref()): version for ref, version in self._left}
-        fresh = [p.grad for p in self._trainable() if p.grad is not None and left.get(id(p.grad)) != p.grad._version]
-        if any(bool(local(grad).any()) for grad in fresh):
+        """Gradients of an unfinished accumulation would be lost silently; those of the last step are used up."""
+        used = {id(ref()): version for ref, version in self._left}
+        grads = [p.grad for p in self._trainable() if p.grad is not None]
+        if any(used.get(id(grad)) != grad._version and bool(local(grad).any()) for grad in grads):
             raise RuntimeError(
                 "parameters hold gradients that no step has used, and looking around would drop them. To "
                 "accumulate, loop over the micro-batches inside the closure or the passes() body, or give a "
@@ -419,106 +472,31 @@ class SharpnessAware(Optimizer):
                 "first_done=True); otherwise call zero_grad() first"
             )
 
-    # Memory and checkpoints
-
-    def _recall(self, space: Space) -> Memory:
-        """The method's memory, made where it is missing, on the devices where the parameters are."""
-        if any(p not in self._own for p in space.params):
-            for name, value in self.method.memory(space).items():
-                if isinstance(value, Vector):
-                    for p, t in zip(space.params, value.tensors, strict=True):
-                        self._own[p].setdefault(name, t)
-                else:
-                    self._shared.setdefault(name, value)
-            for p in space.params:
-                self._own[p]  # an entry even if the method keeps nothing: it has been asked
-        memory: Memory = dict(self._shared)
-        for name in self._own[space.params[0]]:
-            memory[name] = Vector([self._own[p][name].to(local(p).device) for p in space.params], space)
-        return memory
-
-    def _remember(self, pending: _Pending) -> None:
-        for name, value in pending.remembered.items():
-            if isinstance(value, Vector):
-                for p, t in zip(pending.params, value.tensors, strict=True):
-                    self._own[p][name] = t
-            else:
-                self._shared[name] = value.detach()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The base optimizer's state, with the method's memory inside."""
-        for hook in self._optimizer_state_dict_pre_hooks.values():
-            hook(self)
-        self.steps  # make sure the counter is there
-        state_dict = self.base.state_dict()
-        state = {key: dict(entry) for key, entry in state_dict["state"].items()}  # the entries are the base's own
-        saved_ids = [i for group in state_dict["param_groups"] for i in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
-        for i, p in zip(saved_ids, params, strict=True):
-            own = Space([p])
-            for name, value in self._own.get(p, {}).items():
-                kept = own.wrap(Vector([value]))[0] if isinstance(p, DTensor) else value
-                state.setdefault(i, {})[_OWN + name] = kept
-        for name, value in self._shared.items():
-            state.setdefault(saved_ids[0], {})[_SHARED + name] = value
-        state_dict = {**state_dict, "state": state}
-        for hook in self._optimizer_state_dict_post_hooks.values():
-            state_dict = hook(self, state_dict) or state_dict
-        return state_dict
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state_dict of this class, or of the plain base optimizer."""
-        for hook in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = hook(self, state_dict) or state_dict
-        saved_ids = [i for group in state_dict["param_groups"] for i in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
-        ours = {key: entry for key, entry in state_dict["state"].items() if isinstance(entry, dict)}
-        base_state = {
-            key: {k: v for k, v in entry.items() if not k.startswith((_OWN, _SHARED))} if key in ours else entry
-            for key, entry in state_dict["state"].items()
-        }
-        base_state = {key: entry for key, entry in base_state.items() if entry or key not in ours}
-        self.base.load_state_dict({**state_dict, "state": base_state})
-        self._own.clear()
-        self._shared.clear()
-        self._pending, self._left = None, []
-        for i, p in zip(saved_ids, params, strict=True):
-            for key, value in ours.get(i, {}).items():
-                if key.startswith(_OWN):  # in the saved precision: torch would cast to the parameter's
-                    self._own[p][key.removeprefix(_OWN)] = local(value).detach().clone().to(local(p).device)
-                elif key.startswith(_SHARED):
-                    self._shared[key.removeprefix(_SHARED)] = value.detach().clone().to(local(p).device)
-        for hook in self._optimizer_load_state_dict_post_hooks.values():
-            hook(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Schedulers and trainers leave a patched `step`, bound to this object, in __dict__.
-        drop = {"step", "_opt_called", "_open", "_begun", "_left", "_pending"}
-        state = {k: v for k, v in self.__dict__.items() if k not in drop and not k.startswith("_optimizer_")}
-        return {**state, "_open": None, "_begun": None, "_left": [], "_pending": None}
-
-    def __repr__(self) -> str:
-        return f"SharpnessAware(method={self.method!r}, base={self.base!r})"
+    def _check_group(self, group: dict[str, Any]) -> None:
+        rho = group.get("rho", 0.0)
+        if not isinstance(rho, (int, float)) or not (math.isfinite(rho) and rho >= 0):
+            raise ValueError(f"a parameter group's rho must be a finite number, not negative, got {rho!r}")
+        if any(p.is_complex() for p in group["params"]):
+            raise TypeError("complex parameters are not supported; keep torch.view_as_real(p) as the parameter")
+        if any(p.dtype in (torch.float16, torch.bfloat16) for p in group["params"]):
+            warnings.warn(
+                "half-precision parameters round most of a small perturbation away; keep them in float32 and use "
+                "torch.autocast (or FSDP2's MixedPrecisionPolicy), or take a much larger rho",
+                stacklevel=3,
+            )
 
 
 def wrap(base: Optimizer, method: str | Method, model: nn.Module | None = None, **settings: Any) -> SharpnessAware:
-    """Wrap a base optimizer by a method's name.
+    """Wrap a base optimizer by a method's name; what is not the optimizer's own setting is the method's.
 
     >>> model = nn.Linear(2, 1)
     >>> opt = wrap(torch.optim.SGD(model.parameters(), lr=0.1), "gsam", model=model, rho=0.1)
-    >>> opt.method
-    GSAM(rho=0.1, alpha=0.4, objective='fp-h', ascent='plain', eta=0.01)
+    >>> opt.method.rho
+    0.1
     """
-    local = settings.pop("local", False)
-    if isinstance(method, Method):
-        if settings:
-            raise TypeError(f"give these to {method.name} itself: {', '.join(settings)}")
-        return SharpnessAware(base, method, model, local=local)
-    return SharpnessAware(base, by_name(method, **settings), model, local=local)
-
-
-from .methods import by_name  # noqa: E402  (the methods know nothing of this file)
-
-
-def _same(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+    own = {name: settings.pop(name) for name in ("local", "hvp", "seed") if name in settings}
+    if isinstance(method, str):
+        method = by_name(method, **settings)
+    elif settings:
+        raise TypeError(f"give these to the method itself: {', '.join(settings)}")
+    return SharpnessAware(base, method, model, **own)

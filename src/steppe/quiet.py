@@ -10,11 +10,13 @@ no knowledge of layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Generator, Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.modules.conv import _ConvNd
 
 from .vector import local
 
@@ -53,10 +55,12 @@ class Quiet:
 
     def __init__(self, model: nn.Module | None, params: list[Tensor]):
         self._model = model
+        self._params = params
         self._devices = sorted({p.device for p in params}, key=str)
         self._sharded = [m for m in model.modules() if isinstance(m, FSDPModule)] if model is not None else []
         self._before = self._snapshot()
         self._after: Snapshot | None = None
+        self._autocast: torch.dtype | None = None
 
     def _snapshot(self) -> Snapshot:
         return Snapshot(self._model, self._devices)
@@ -76,8 +80,44 @@ class Quiet:
         """After an exception: as if the step had never begun."""
         self._before.restore()
 
+    @contextlib.contextmanager
+    def noting_precision(self) -> Generator[None, None, None]:
+        """Around a look: find out in which precision the model computes, for `precision`."""
+        self._autocast = _autocast_dtype(self._params[0].device.type)
+        if self._model is None:
+            yield
+            return
+
+        def note(*_: object) -> None:
+            self._autocast = _autocast_dtype(self._params[0].device.type) or self._autocast
+
+        hook = self._model.register_forward_pre_hook(note)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def precision(self) -> str:
+        """The coarsest precision that gradients are computed in, by the name of a dtype (TF32 counts as float16)."""
+        dtypes = {p.dtype for p in self._params} | {self._autocast} - {None}
+        dtypes |= {getattr(m._get_fsdp_state()._mp_policy, "param_dtype", None) for m in self._sharded} - {None}
+        for dtype in (torch.bfloat16, torch.float16):
+            if dtype in dtypes:
+                return str(dtype).removeprefix("torch.")
+        if torch.float32 not in dtypes:
+            return "float64"
+        convolves = self._model is None or any(isinstance(m, _ConvNd) for m in self._model.modules())
+        tf32 = self._params[0].is_cuda and (
+            torch.get_float32_matmul_precision() != "highest" or (convolves and torch.backends.cudnn.allow_tf32)
+        )
+        return "float16" if tf32 else "float32"
+
     def weights_moved(self) -> None:
         """Forget copies of the weights: autocast's low-precision ones, FSDP2's gathered ones."""
         torch.clear_autocast_cache()
         for module in self._sharded:
             module.reshard()
+
+
+def _autocast_dtype(device_type: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None

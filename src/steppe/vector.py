@@ -13,8 +13,7 @@ tensor(25.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Union
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -54,7 +53,7 @@ class Space:
 
     def wrap(self, vector: Vector) -> list[Tensor]:
         """One tensor per parameter, of the parameter's kind (shards become DTensors) and dtype."""
-        return [_wrap_like(t, p) for t, p in zip(vector.tensors, self.params, strict=True)]
+        return [wrap_like(t.to(p.dtype), p) for t, p in zip(vector.tensors, self.params, strict=True)]
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         """Sum of one number per parameter, over devices, shards and the ranks that hold them."""
@@ -85,7 +84,7 @@ class Each:
         return other * self
 
 
-Scalar = Union[float, Tensor, Each]
+Scalar = float | Tensor | Each
 
 
 class Vector:
@@ -196,13 +195,16 @@ class Vector:
         torch._foreach_copy_(self.tensors, other.tensors)
 
     def add_(self, other: Vector) -> None:
-        """Add another vector to the entries."""
-        factor = other._factor
-        if isinstance(factor, Tensor) and all(t.dtype == factor.dtype and t.is_cpu for t in other._tensors):
-            for mine, theirs in zip(self.tensors, other._tensors, strict=True):
-                mine.addcmul_(theirs, factor)  # one pass over memory; on a GPU two fused kernels are cheaper
+        """Add another vector to the entries, without room for a third one."""
+        factor, mine, theirs = other._factor, self.tensors, other._tensors
+        if factor is None:
+            torch._foreach_add_(mine, theirs)
+        elif isinstance(factor, Tensor) and all(t.is_cpu and t.dtype == factor.dtype for t in theirs):
+            for a, b in zip(mine, theirs, strict=True):
+                a.addcmul_(b, factor)  # one pass over memory
         else:
-            torch._foreach_add_(self.tensors, other.tensors)
+            for part in _parts(theirs):
+                torch._foreach_add_(mine[part], _scaled(theirs[part], factor))
 
     def mul_(self, factor: Tensor) -> None:
         """Multiply the entries by a number."""
@@ -231,8 +233,8 @@ def _shard_groups(param: Tensor) -> tuple:
     return tuple(param.device_mesh.get_group(dim) for dim, p in placements if not p.is_replicate())
 
 
-def _wrap_like(tensor: Tensor, param: Tensor) -> Tensor:
-    tensor = tensor.to(param.dtype)
+def wrap_like(tensor: Tensor, param: Tensor) -> Tensor:
+    """A local tensor as the same kind of tensor as a parameter: a shard becomes a DTensor."""
     if not isinstance(param, DTensor):
         return tensor
     mesh, placements = param.device_mesh, param.placements
@@ -257,6 +259,16 @@ def _scaled(tensors: list[Tensor], factor: float | Tensor) -> list[Tensor]:
     # Low precision: a 0-d factor would be rounded to the entries' dtype first, where 1e-12 is zero.
     on = {t.device: factor.to(t.device, non_blocking=True) for t in tensors}
     return [(t.to(torch.promote_types(t.dtype, torch.float32)) * on[t.device]).to(t.dtype) for t in tensors]
+
+
+def _parts(tensors: list[Tensor], entries: int = 1 << 25) -> Iterator[slice]:
+    """Slices of a list of tensors, each with about as many entries as given."""
+    start = count = 0
+    for stop, tensor in enumerate(tensors, start=1):
+        count += tensor.numel()
+        if count >= entries or stop == len(tensors):
+            yield slice(start, stop)
+            start, count = stop, 0
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

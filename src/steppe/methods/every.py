@@ -30,12 +30,12 @@ class Every(Method):
             raise ValueError(f"Every: needs a method, for example Every({self.k}, SAM()), not {self.method!r}")
 
     @property
-    def cost(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def cost(self) -> float:
         """The method's extra looks, spread over k steps."""
         return 1 + (self.method.cost - 1) / self.k
 
     @property
-    def copies(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def copies(self) -> int:
         """As many as the method."""
         return self.method.copies
 

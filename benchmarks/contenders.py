@@ -1,0 +1,148 @@
+"""Who is compared: steppe, bare passes without any method, a plain two-step loop, and pytorch-optimizer.
+
+A contender takes a model and a loss (a function without arguments, on one fixed batch) and returns a function
+that does one training step. All step with the same base optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import steppe
+
+Loss = Callable[[], Tensor]
+Contender = Callable[[nn.Module, Loss], Callable[[], object]]
+
+SGD = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
+RHO, ALPHA = 0.05, 0.4
+METHODS = {"SAM": steppe.SAM(rho=RHO), "GSAM": steppe.GSAM(rho=RHO, alpha=ALPHA)}
+
+
+def base_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), **SGD)
+
+
+def bare(passes: int) -> Contender:
+    """Forward and backward so many times, then the base step: what no method can be faster than."""
+
+    def build(model: nn.Module, loss: Loss) -> Callable[[], object]:
+        optimizer = base_optimizer(model)
+
+        def step() -> None:
+            for _ in range(passes):
+                optimizer.zero_grad()
+                loss().backward()
+            optimizer.step()
+
+        return step
+
+    return build
+
+
+def steppe_closure(method: str) -> Contender:
+    def build(model: nn.Module, loss: Loss) -> Callable[[], object]:
+        optimizer = steppe.SharpnessAware(base_optimizer(model), METHODS[method], model=model)
+        return lambda: optimizer.step(loss)
+
+    return build
+
+
+def steppe_passes(method: str) -> Contender:
+    def build(model: nn.Module, loss: Loss) -> Callable[[], object]:
+        optimizer = steppe.SharpnessAware(base_optimizer(model), METHODS[method], model=model)
+
+        def step() -> None:
+            for _ in optimizer.passes():
+                loss().backward()
+            optimizer.step()
+
+        return step
+
+    return build
+
+
+def two_step_sam(model: nn.Module, loss: Loss) -> Callable[[], object]:
+    """SAM as most training scripts write it: climb, keep the old weights, put them back, step; tensor by tensor.
+
+    It looks after nothing else: BatchNorm's statistics move twice a step, and dropout draws twice.
+    """
+    optimizer = base_optimizer(model)
+    params = list(model.parameters())
+    old: dict[Tensor, Tensor] = {}
+
+    @torch.no_grad()
+    def climb() -> None:
+        norm = torch.stack([p.grad.norm() for p in params if p.grad is not None]).norm()
+        scale = RHO / (norm + 1e-12)
+        for p in params:
+            if p.grad is not None:
+                old[p] = p.data.clone()
+                p.add_(p.grad * scale)
+        optimizer.zero_grad()
+
+    @torch.no_grad()
+    def return_and_step() -> None:
+        for p in params:
+            if p.grad is not None:
+                p.data = old[p]
+        optimizer.step()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        climb()
+        loss().backward()
+        return_and_step()
+
+    return step
+
+
+def pytorch_optimizer_sam(model: nn.Module, loss: Loss) -> Callable[[], object]:
+    from pytorch_optimizer import SAM
+
+    optimizer = SAM(model.parameters(), torch.optim.SGD, rho=RHO, **SGD)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    def step() -> None:
+        closure()
+        optimizer.step(closure)
+
+    return step
+
+
+class _FixedRho:
+    """In place of a schedule."""
+
+    def step(self) -> float:
+        return RHO
+
+
+def pytorch_optimizer_gsam(model: nn.Module, loss: Loss) -> Callable[[], object]:
+    from pytorch_optimizer import GSAM
+
+    base = base_optimizer(model)
+    optimizer = GSAM(list(model.parameters()), base, model, _FixedRho(), alpha=ALPHA)
+
+    @torch.enable_grad()
+    def closure() -> tuple[None, Tensor]:
+        base.zero_grad()
+        value = loss()
+        value.backward()
+        return None, value.detach()
+
+    return lambda: optimizer.step(closure)  # pyright: ignore
+
+
+def peers(method: str) -> dict[str, Contender]:
+    """Other people's ways to the same step, by name."""
+    if method == "SAM":
+        return {"two-step loop": two_step_sam, "pytorch-optimizer": pytorch_optimizer_sam}
+    return {"pytorch-optimizer": pytorch_optimizer_gsam}

@@ -1,0 +1,50 @@
+"""Random vectors that are the same on every rank and after every resume.
+
+A draw depends on the seed, the step and how many draws the step has made, and on nothing else: there is no
+generator state to save. A shard is cut out of the whole tensor's draw, so that sharding changes no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from .vector import Space, Vector, local, unit
+
+
+class Draws:
+    """Random vectors of one step. Entries that looks may not move are zero."""
+
+    def __init__(self, space: Space, seed: int, step: int):
+        self._space = space
+        self._seed = (seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03 + 1) % 2**63
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def normal(self) -> Vector:
+        """Independent standard normal entries."""
+        return self._draw(torch.randn)
+
+    def uniform(self, low: float, high: float) -> Vector:
+        """Independent entries, uniform between low and high."""
+        return ((high - low) * self._draw(torch.rand) + low).perturbed()
+
+    def sphere(self) -> Vector:
+        """A unit vector, all directions alike."""
+        return unit(self.normal())
+
+    def _draw(self, sample: Callable[..., Tensor]) -> Vector:
+        return Vector([self._draw_like(p, sample) for p in self._space.params], self._space).perturbed()
+
+    def _draw_like(self, p: Tensor, sample: Callable[..., Tensor]) -> Tensor:
+        device = local(p).device
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        whole = sample(p.shape, generator=self._generators[device], device=device, dtype=p.dtype)
+        if not isinstance(p, DTensor):
+            return whole
+        shape, offset = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
+        return whole[tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))].clone()

@@ -1,0 +1,86 @@
+"""What a method remembers between steps, and how it gets into a checkpoint and back.
+
+Vectors are kept one tensor per parameter and saved inside the base optimizer's state of that parameter, where
+every kind of checkpoint (plain, distributed, resharded) finds them; other tensors are saved with the first
+parameter, as Adam saves its step count. Nothing of it ever enters the base's own state: Adam, for one, takes
+an entry there as a sign that its own state exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from .method import Memory, Method
+from .vector import Space, Vector, local, wrap_like
+
+_VECTOR, _OTHER = "steppe.", "steppe_shared."  # prefixes in state_dict
+
+
+class Store:
+    """A method's memory."""
+
+    def __init__(self) -> None:
+        self._vectors: dict[Tensor, dict[str, Tensor]] = {}  # parameter -> name -> local tensor
+        self._others: dict[str, Tensor] = {}
+
+    def recall(self, method: Method, space: Space) -> Memory:
+        """All that is remembered: made where it is missing, moved to where the parameters are."""
+        if any(p not in self._vectors for p in space.params):
+            for p in space.params:
+                self._vectors.setdefault(p, {})
+            for name, value in method.memory(space).items():
+                if isinstance(value, Vector):
+                    for p, t in zip(space.params, value.tensors, strict=True):
+                        self._vectors[p].setdefault(name, t)
+                else:
+                    self._others.setdefault(name, value)
+        memory: Memory = dict(self._others)
+        for name in self._vectors[space.params[0]]:
+            memory[name] = Vector([self._vectors[p][name].to(local(p).device) for p in space.params], space)
+        return memory
+
+    def keep(self, params: list[Tensor], values: Memory) -> None:
+        """Replace what is remembered."""
+        for name, value in values.items():
+            if isinstance(value, Vector):
+                for p, t in zip(params, value.tensors, strict=True):
+                    self._vectors[p][name] = t
+            else:
+                self._others[name] = value.detach()
+
+    def save(self, state_dict: dict[str, Any], params: Iterable[Tensor]) -> dict[str, Any]:
+        """The base optimizer's state_dict, with this memory inside."""
+        state = {key: dict(entry) for key, entry in state_dict["state"].items()}  # copies: these are the base's own
+        ids = _ids(state_dict)
+        for key, p in zip(ids, params, strict=True):
+            for name, value in self._vectors.get(p, {}).items():
+                value = wrap_like(value, p) if isinstance(p, DTensor) else value
+                state.setdefault(key, {})[_VECTOR + name] = value
+        for name, value in self._others.items():
+            state.setdefault(ids[0], {})[_OTHER + name] = value
+        return {**state_dict, "state": state}
+
+    def load(self, state_dict: dict[str, Any], params: Iterable[Tensor]) -> dict[str, Any]:
+        """Take this memory out of a state_dict; return the rest, which is the base optimizer's."""
+        self.__init__()
+        rest: dict[Any, Any] = dict(state_dict["state"])
+        for key, p in zip(_ids(state_dict), params, strict=False):  # a mismatch is the base's to report
+            entry = rest.pop(key, {})
+            theirs = {name: v for name, v in entry.items() if not name.startswith((_VECTOR, _OTHER))}
+            if theirs:
+                rest[key] = theirs
+            for name, value in entry.items():  # in the saved precision: torch would cast to the parameter's
+                if name.startswith(_VECTOR):
+                    value = local(value).detach().clone().to(local(p).device)
+                    self._vectors.setdefault(p, {})[name.removeprefix(_VECTOR)] = value
+                elif name.startswith(_OTHER):
+                    self._others[name.removeprefix(_OTHER)] = value.detach().clone()
+        return {**state_dict, "state": rest}
+
+
+def _ids(state_dict: dict[str, Any]) -> list[Any]:
+    return [key for group in state_dict["param_groups"] for key in group["params"]]

@@ -1,0 +1,288 @@
+"""What the tests of this folder train, on what, and how they compare."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import steppe
+from steppe import HERE, Look, Method, Number, SharpnessAware, ascent
+
+STEPS = 4
+BATCH = 32
+
+# Data
+
+
+class Batch(NamedTuple):
+    x: Tensor
+    y: Tensor
+    detour: bool = False  # whether the net takes its detour: if not, the detour's weights get no gradient
+
+    def part(self, i: int, n: int) -> Batch:
+        """The i-th of n equal parts."""
+        return Batch(self.x.chunk(n)[i], self.y.chunk(n)[i], self.detour)
+
+    @property
+    def mine(self) -> Batch:
+        """This rank's half."""
+        return self.part(dist.get_rank(), dist.get_world_size())
+
+
+def digits(dtype: torch.dtype = torch.float64, steps: int = STEPS, detour: bool = False) -> list[Batch]:
+    """Batches of handwritten digits. With `detour`, every second step takes it, the first does not."""
+    x, y = load_digits(return_X_y=True)
+    x, y = torch.tensor(x, dtype=dtype) / 16, torch.tensor(y)
+    chunks = zip(x.split(BATCH), y.split(BATCH), range(steps), strict=False)
+    return [Batch(images, labels, detour and step % 2 == 1) for images, labels, step in chunks]
+
+
+# Models
+
+
+class Net(nn.Module):
+    """A small classifier with odd sizes: on two ranks all shards are uneven, and one has no entry at all."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64, detour: bool = False, norm: bool = False):
+        super().__init__()
+        generator_state = torch.get_rng_state()
+        torch.manual_seed(7)
+        self.first = nn.Linear(64, 7)
+        self.norm = nn.BatchNorm1d(7) if norm else nn.Identity()
+        self.middle = nn.Linear(7, 5)
+        self.last = nn.Linear(5, 10)
+        self.heat = nn.Parameter(torch.full((1,), 1.5))
+        self.detour = nn.Linear(7, 10) if detour else None
+        self.to(dtype)
+        torch.set_rng_state(generator_state)
+
+    def forward(self, x: Tensor, detour: bool = False) -> Tensor:
+        hidden = torch.tanh(self.norm(self.first(x)))
+        out = self.heat * self.last(torch.tanh(self.middle(hidden)))
+        return out + self.detour(hidden) if detour and self.detour is not None else out
+
+
+def loss_of(net: nn.Module, batch: Batch) -> Tensor:
+    return nn.functional.cross_entropy(net(batch.x, batch.detour), batch.y)
+
+
+def average_over_ranks(p: Tensor) -> None:
+    assert p.grad is not None
+    dist.all_reduce(p.grad)
+    p.grad.div_(dist.get_world_size())
+
+
+def sharded(
+    net: Net,
+    reshard_after_forward: bool | None = None,
+    reshard_after_backward: bool = True,
+    unsharded: Iterable[nn.Parameter] = (),
+    mesh: dist.device_mesh.DeviceMesh | None = None,
+) -> Net:
+    """The net under FSDP2. Parameters in `unsharded` stay whole; their gradients are averaged by a hook."""
+    unsharded = set(unsharded)
+    for module in (net.first, net.middle, net):
+        fully_shard(module, reshard_after_forward=reshard_after_forward, ignored_params=unsharded, mesh=mesh)
+    for p in unsharded:
+        p.register_post_accumulate_grad_hook(average_over_ranks)
+    if not reshard_after_backward:
+        net.set_reshard_after_backward(False)
+    return net
+
+
+DDP_KINDS: dict[str, dict] = {
+    "default": {},
+    "bucket-view": {"gradient_as_bucket_view": True},
+    "static-graph": {"static_graph": True},
+    "static-graph-bucket-view": {"static_graph": True, "gradient_as_bucket_view": True},
+    "unused-parameters": {"find_unused_parameters": True},
+    "unused-parameters-bucket-view": {"find_unused_parameters": True, "gradient_as_bucket_view": True},
+    "tiny-buckets": {"bucket_cap_mb": 0.0005},
+}
+
+# Base optimizers. AdamW divides by the size of each gradient and so magnifies float32's rounding of small ones.
+
+BASES: dict[str, Callable] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.2, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2, weight_decay=1e-2),
+}
+TOLERANCE = {
+    (torch.float64, "sgd"): 1e-12,
+    (torch.float64, "adamw"): 1e-12,
+    (torch.float32, "sgd"): 1e-6,
+    (torch.float32, "adamw"): 1e-4,
+}
+DTYPES = [torch.float64, torch.float32]
+
+# Methods
+
+
+def all_methods() -> list[Method]:
+    """Every setting that every method of the library wants tested."""
+    library = [c for c in Method.registry.values() if c.__module__.startswith("steppe.methods")]
+    return [method for cls in library for method in cls.variants()]
+
+
+@dataclass(frozen=True)
+class Drift(Method):
+    """A method with memory of both kinds, a vector and a number. Losing either changes its direction."""
+
+    rho: Number = 0.05
+    beta: Number = 0.7
+    cost = 2
+
+    def memory(self, space: steppe.Space):
+        return {"mean": space.vector([None] * len(space.params)), "size": torch.zeros((), dtype=torch.float64)}
+
+    def looks(self, ctx: steppe.Context):
+        here = yield HERE
+        mean = self.beta * ctx.memory["mean"] + (1 - self.beta) * here.grad
+        size = self.beta * ctx.memory["size"] + (1 - self.beta) * here.grad.norm()
+        ctx.remember(mean=mean, size=size)
+        there = yield Look(self.rho * ascent(mean))
+        return there.grad + (0.1 * size) * mean
+
+
+# Ways to take a step
+
+
+def by_loss(opt: SharpnessAware, net: nn.Module, batch: Batch) -> None:
+    opt.step(lambda: loss_of(net, batch))
+
+
+def by_backward(opt: SharpnessAware, net: nn.Module, batch: Batch) -> None:
+    def closure() -> Tensor:
+        loss = loss_of(net, batch)
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+
+
+def by_passes(opt: SharpnessAware, net: nn.Module, batch: Batch) -> None:
+    for _ in opt.passes():
+        loss_of(net, batch).backward()
+    opt.step()
+
+
+def by_halves(opt: SharpnessAware, net: nn.Module, batch: Batch) -> None:
+    opt.gradient(lambda: loss_of(net, batch))
+    opt.step()
+
+
+def by_list(opt: SharpnessAware, net: nn.Module, batch: Batch) -> None:
+    def micro(i: int) -> Callable[[], Tensor]:
+        return lambda: loss_of(net, batch.part(i, 2)) / 2
+
+    opt.step([micro(0), micro(1)])
+
+
+def by_list_with_backward(opt: SharpnessAware, net: nn.Module, batch: Batch) -> None:
+    def micro(i: int) -> Callable[[], Tensor]:
+        def closure() -> Tensor:
+            loss = loss_of(net, batch.part(i, 2)) / 2
+            loss.backward()
+            return loss
+
+        return closure
+
+    opt.step([micro(0), micro(1)])
+
+
+def by_loop_in_passes(opt: SharpnessAware, net: nn.Module, batch: Batch) -> None:
+    for _ in opt.passes():
+        with net.no_sync() if isinstance(net, DDP) else contextlib.nullcontext():
+            (loss_of(net, batch.part(0, 2)) / 2).backward()
+        (loss_of(net, batch.part(1, 2)) / 2).backward()
+    opt.step()
+
+
+def by_first_done(opt: SharpnessAware, net: nn.Module, batch: Batch) -> None:
+    opt.zero_grad()
+    opt.begin()
+    loss_of(net, batch).backward()
+    opt.gradient(lambda: loss_of(net, batch), first_done=True)
+    opt.step()
+
+
+FORMS = [by_loss, by_backward, by_passes, by_halves, by_list, by_list_with_backward, by_loop_in_passes, by_first_done]
+
+
+def train(opt: SharpnessAware, net: nn.Module, batches: Iterable[Batch], form: Callable = by_loss) -> None:
+    """Train on this rank's half of each batch."""
+    for batch in batches:
+        form(opt, net, batch.mine)
+
+
+# Comparing
+
+
+def whole(net: nn.Module) -> list[Tensor]:
+    """All weights, gathered, as a copy."""
+    params = (p.detach() for p in net.parameters())
+    return [p.full_tensor().clone() if isinstance(p, DTensor) else p.clone() for p in params]
+
+
+def assert_close(net: nn.Module, expected: nn.Module | list[Tensor], tolerance: float) -> None:
+    """All weights agree, relative to the largest of all."""
+    expected = whole(expected) if isinstance(expected, nn.Module) else expected
+    size = max(w.abs().max() for w in expected)
+    errors = [((a - b).abs().max() / size).item() for a, b in zip(whole(net), expected, strict=True)]
+    names = [name for name, _ in net.named_parameters()]
+    off = {name: error for name, error in zip(names, errors, strict=True) if not error <= tolerance}
+    assert not off, f"weights differ by more than {tolerance}: {off}"
+
+
+def assert_identical(a: Iterable[Tensor], b: Iterable[Tensor]) -> None:
+    """The same bits."""
+    for i, (x, y) in enumerate(zip(a, b, strict=True)):
+        assert torch.equal(x, y), f"tensor {i} of shape {tuple(x.shape)} differs by {(x - y).abs().max().item()}"
+
+
+def assert_ranks_agree(net: nn.Module) -> None:
+    """The same weights, to the bit, on all ranks."""
+    for name, weights in zip(dict(net.named_parameters()), whole(net), strict=True):
+        copies = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
+        dist.all_gather(copies, weights.contiguous())
+        difference = (copies[0] - copies[1]).abs().max().item()
+        assert torch.equal(copies[0], copies[1]), f"the ranks' {name} differ by {difference}"
+
+
+@contextlib.contextmanager
+def unchanged(net: nn.Module, opt: SharpnessAware | None = None) -> Iterator[None]:
+    """Weights, buffers, the optimizer's state and its counters are to the bit what they were."""
+
+    def everything() -> list[Tensor]:
+        buffers = [b.detach().clone() for b in net.buffers()]
+        return whole(net) + buffers + ([] if opt is None else tensors_in(opt.state_dict()))
+
+    before = everything()
+    yield
+    assert_identical(everything(), before)
+
+
+def tensors_in(tree: object) -> list[Tensor]:
+    """All numbers of a state dict, in order, as whole tensors."""
+    if isinstance(tree, DTensor):
+        return [tree.full_tensor().clone()]
+    if isinstance(tree, Tensor):
+        return [tree.clone()]
+    if isinstance(tree, (int, float)):
+        return [torch.tensor(float(tree), dtype=torch.float64)]
+    if isinstance(tree, dict):
+        return [t for key in sorted(tree, key=str) for t in tensors_in(tree[key])]
+    return [t for item in tree for t in tensors_in(item)] if isinstance(tree, (list, tuple)) else []
+
+
+def is_sharded(net: nn.Module) -> bool:
+    return isinstance(net, FSDPModule)

@@ -1,0 +1,135 @@
+"""Small real problems for the tests: scikit-learn's bundled digits and nets that train on them in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import steppe
+
+Batch = tuple[Tensor, Tensor]
+
+
+def digits(dtype: torch.dtype = torch.float64) -> Batch:
+    images, labels = load_digits(return_X_y=True)
+    return torch.as_tensor(images, dtype=dtype) / 16, torch.as_tensor(labels)
+
+
+def batches(size: int, dtype: torch.dtype = torch.float64) -> Iterator[Batch]:
+    images, labels = digits(dtype)
+    for i in range(0, len(images) - size + 1, size):
+        yield images[i : i + size], labels[i : i + size]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 16), nn.Softplus(), nn.Linear(16, 10))
+
+
+def batchnorm_dropout() -> nn.Module:
+    return nn.Sequential(
+        nn.BatchNorm1d(64), nn.Linear(64, 16), nn.Softplus(), nn.Dropout(0.3), nn.BatchNorm1d(16, momentum=None),
+        nn.Linear(16, 10),
+    )  # fmt: skip
+
+
+def convnet() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3, stride=2), nn.BatchNorm2d(4), nn.Softplus(), nn.Flatten(),
+        nn.Linear(36, 10),
+    )  # fmt: skip
+
+
+def seeded(build: Callable[[], nn.Module], seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(seed)
+    return build().to(dtype)
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+@dataclass
+class Data:
+    """One step's data: the main batch and the auxiliary one."""
+
+    main: Batch
+    auxiliary: Batch
+
+    def of(self, batch: str, sample: int | None) -> Batch:
+        if batch == "auxiliary":
+            return self.auxiliary
+        if batch == "sample":
+            assert sample is not None
+            return self.main[0][sample : sample + 1], self.main[1][sample : sample + 1]
+        return self.main
+
+    def closures(self, model: nn.Module, backward: bool = False) -> dict[str, Callable]:
+        def closure(batch: str, sample: int | None = None) -> Tensor:
+            value = loss(model, self.of(batch, sample))
+            if backward:
+                value.backward()
+            return value
+
+        return {
+            "closure": lambda: closure("main"),
+            "auxiliary": lambda: closure("auxiliary"),
+            "sample": lambda i: closure("sample", i),
+        }
+
+
+def steps(count: int, size: int = 24, dtype: torch.dtype = torch.float64) -> list[Data]:
+    """Data of several steps."""
+    stream = batches(size, dtype)
+    return [Data(next(stream), next(stream)) for _ in range(count)]
+
+
+def flat(tensors) -> Tensor:
+    return torch.cat([t.detach().reshape(-1) for t in tensors]).clone()
+
+
+def weights(model: nn.Module) -> Tensor:
+    return flat(model.parameters())
+
+
+def everything(model: nn.Module) -> list[Tensor]:
+    """All that a step may change in a model, and the random state."""
+    return [t.detach().clone() for t in model.state_dict().values()] + [torch.get_rng_state()]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def by_closure(opt: steppe.SharpnessAware, model: nn.Module, data: Data) -> Tensor | None:
+    return opt.step(**data.closures(model))
+
+
+def by_backward_closure(opt: steppe.SharpnessAware, model: nn.Module, data: Data) -> Tensor | None:
+    return opt.step(**data.closures(model, backward=True))
+
+
+def by_passes(opt: steppe.SharpnessAware, model: nn.Module, data: Data) -> None:
+    for look in opt.passes():
+        value = loss(model, data.of(look.batch, look.sample))
+        value.backward()
+        look.report(value)
+    opt.step()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def all_variants() -> list[steppe.Method]:
+    """Every method of the package, in every setting it declares."""
+    classes = [c for c in steppe.Method.registry.values() if c.__module__.startswith("steppe.methods")]
+    return [variant for cls in classes for variant in cls.variants()]
