@@ -1,10 +1,14 @@
 """steppe: sharpness-aware training that works under everything people train with."""
 
+from . import methods
+from .auxiliary import with_auxiliary
 from .method import (
     HERE,
+    HVP,
     Context,
     Look,
     Looks,
+    Memory,
     Method,
     Number,
     Schedule,
@@ -13,15 +17,43 @@ from .method import (
     ascent,
     drive,
     linear_in_lr,
-)
-from .methods import ASAM, GSAM, SAM, Every, Plain, by_name, method_names
+    reusing,
+)  # fmt: skip
+from .methods import (
+    ASAM,
+    CRSAM,
+    FSAM,
+    GAM,
+    GNAM,
+    GNP,
+    GSAM,
+    SAM,
+    SASAM,
+    SASGD,
+    SSAM,
+    WSAM,
+    DetSAM,
+    EntropySGD,
+    Every,
+    FrobSAM,
+    GNAMFast,
+    LookSAM,
+    Plain,
+    ProductSAM,
+    TraceSAM,
+    UniversalSAM,
+    by_name,
+    method_names,
+)  # fmt: skip
 from .optimizer import Pass, SharpnessAware, wrap
 from .vector import Space, Vector, reject, unit
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "ASAM", "GSAM", "HERE", "SAM", "Context", "Every", "Look", "Looks", "Method", "Number", "Pass", "Plain",
-    "Schedule", "Seen", "SharpnessAware", "Space", "Vector", "adaptive_ascent", "ascent", "by_name", "drive",
-    "linear_in_lr", "method_names", "reject", "unit", "wrap",
+    "ASAM", "CRSAM", "FSAM", "GAM", "GNAM", "GNP", "GSAM", "HERE", "HVP", "SAM", "SASAM", "SASGD", "SSAM", "WSAM",
+    "Context", "DetSAM", "EntropySGD", "Every", "FrobSAM", "GNAMFast", "Look", "LookSAM", "Looks", "Memory", "Method",
+    "Number", "Pass", "Plain", "ProductSAM", "Schedule", "Seen", "SharpnessAware", "Space", "TraceSAM",
+    "UniversalSAM", "Vector", "adaptive_ascent", "ascent", "by_name", "drive", "linear_in_lr", "method_names",
+    "methods", "reject", "reusing", "unit", "with_auxiliary", "wrap",
 ]  # fmt: skip

@@ -28,7 +28,7 @@ tensor([1.0005, 8.0591], dtype=torch.float64)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -94,10 +94,11 @@ class Context:
     remembered: Memory = field(default_factory=dict)
     wishes: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
+    losses: list[Tensor | None] = field(default_factory=list)  # of the looks so far
 
     @property
     def w(self) -> Vector:
-        """The weights the step started from, wherever it is looking now."""
+        """The weights the step started from, wherever it is looking now. To remember them, clone them."""
         return self.weights()
 
     def remember(self, **values: Vector | Tensor) -> None:
@@ -112,21 +113,30 @@ class Context:
         """After the base's step, also subtract lr times this: a move that the base does not see."""
         self.wishes["aside"] = direction
 
+    def note_gap(self) -> None:
+        """After a look at w + e: record the surrogate gap L(w+e) − L(w), if the losses are known."""
+        first, last = self.losses[0], self.losses[-1]
+        if first is not None and last is not None:
+            self.metrics["surrogate_gap"] = last - first
+
 
 @dataclass(frozen=True)
 class Method:
     """Base class of all methods. Subclass it as a frozen dataclass and write `looks`."""
 
     paper: ClassVar[str] = ""
-    cost: ClassVar[float] = 1  # looks per step, on average
+    advice: ClassVar[str] = ""  # one line for whoever has to choose
+    cost: ClassVar[float] = 1  # looks per step, on average; a Hessian-vector product counts as one
     copies: ClassVar[int] = 1  # extra copies of the model held at the peak, memory between steps included
     nonnegative: ClassVar[tuple[str, ...]] = ("rho",)
+    radius: ClassVar[str] = ""  # the field that a parameter group's "rho" overrides
     needs: ClassVar[frozenset[str]] = frozenset()  # of "loss", "auxiliary", "sample", "hvp", "lr"
     registry: ClassVar[dict[str, type[Method]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        Method.registry[cls.__name__.lower()] = cls
+        if not cls.__name__.startswith("_"):
+            Method.registry[cls.__name__.lower()] = cls
 
     def __post_init__(self) -> None:
         for name, value in _numbers(self).items():
@@ -160,20 +170,29 @@ class Method:
         """The class name."""
         return type(self).__name__
 
-    def at(self, step: int, lr: Any, rho: Each | None = None) -> Method:
-        """This method with every schedule replaced by its value, and rho by one value per parameter if given."""
-        values: dict[str, Any] = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Method)}
-        values = {name: inner.at(step, lr, rho) for name, inner in values.items()}
-        for name, value in _numbers(self).items():
-            if name == "rho" and rho is not None:
-                values[name] = rho
-            elif callable(value):
-                values[name] = value(step, lr)
+    def at(self, step: int, lr: Any, group_rho: Sequence[float | None] | None = None) -> Method:
+        """This method with every schedule replaced by its value.
+
+        `group_rho` holds, for each parameter, the radius its group asks for, or None: it overrides the method's.
+        """
+        values: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Method):
+                values[f.name] = value.at(step, lr, group_rho)
+            elif f.type in _NUMBER and callable(value):
+                values[f.name] = value(step, lr)
+        if group_rho is not None and self.radius:
+            own = values.get(self.radius, getattr(self, self.radius))
+            values[self.radius] = Each([own if rho is None else rho for rho in group_rho])
         return replace(self, **values) if values else self
 
 
+_NUMBER = ("Number", Number)
+
+
 def _numbers(method: Method) -> dict[str, Any]:
-    return {f.name: getattr(method, f.name) for f in fields(method) if f.type in ("Number", Number)}
+    return {f.name: getattr(method, f.name) for f in fields(method) if f.type in _NUMBER}
 
 
 def ascent(grad: Vector) -> Vector:
@@ -186,6 +205,16 @@ def adaptive_ascent(grad: Vector, w: Vector, eta: float) -> Vector:
     scale = w.abs() + eta
     scaled = scale * grad.perturbed()
     return (scale * scaled) / (scaled.norm() + TINY)
+
+
+def reusing(here: Seen, looks: Looks) -> Looks:
+    """Another method's looks, told at once what is seen HERE: for methods built on a method."""
+    ask = next(looks)
+    try:
+        while True:
+            ask = looks.send(here if ask == HERE else (yield ask))
+    except StopIteration as end:
+        return end.value
 
 
 def linear_in_lr(rho_max: float, rho_min: float, lr_max: float, lr_min: float = 0.0) -> Schedule:
@@ -218,7 +247,13 @@ class LinearInLR:
         return self.rho_min + (self.rho_max - self.rho_min) * share
 
 
-def drive(method: Method, gradient: Callable[[Tensor], Tensor], w: Tensor, ctx: Context | None = None) -> Tensor:
+def drive(
+    method: Method,
+    gradient: Callable[[Tensor], Tensor],
+    w: Tensor,
+    ctx: Context | None = None,
+    loss: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Run one step of a method on a gradient function of one tensor: for tests and for trying an idea."""
     from .difference import by_difference  # it knows methods' requests, so it cannot be known here earlier
 
@@ -230,7 +265,8 @@ def drive(method: Method, gradient: Callable[[Tensor], Tensor], w: Tensor, ctx: 
     look = next(asks)
     while True:
         at = w if look.offset is None else w + look.offset.tensors[0]
+        ctx.losses.append(None if loss is None else loss(at))
         try:
-            look = asks.send(Seen(Vector([gradient(at)], weights.space)))
+            look = asks.send(Seen(Vector([gradient(at)], weights.space), ctx.losses[-1]))
         except StopIteration as end:
             return end.value.tensors[0]

@@ -247,7 +247,7 @@ class SharpnessAware(Optimizer):
                     yield report
                 index += 1
                 try:
-                    ask = [asks.send(self._answer(report, space, used, scale))]
+                    ask = [asks.send(self._answer(report, space, used, scale, ctx))]
                 except StopIteration as end:
                     direction = end.value
                     break
@@ -275,18 +275,17 @@ class SharpnessAware(Optimizer):
 
     def _looks(self, ctx: Context, quiet: Quiet) -> Any:
         """The method's looks; Hessian-vector products become differences unless exact ones are wanted."""
-        rho = None
+        group_rho = None
         if any("rho" in group for group in self.param_groups):
-            default = getattr(self.method.at(ctx.step, ctx.lr), "rho", 0.0)
-            rho = Each([g.get("rho", default) for g in self.param_groups for p in g["params"] if p.requires_grad])
-        asks = self.method.at(ctx.step, ctx.lr, rho).looks(ctx)
+            group_rho = [g.get("rho") for g in self.param_groups for p in g["params"] if p.requires_grad]
+        asks = self.method.at(ctx.step, ctx.lr, group_rho).looks(ctx)
         if "hvp" not in self.method.needs or self.hvp == "exact":
             return asks
         with torch.no_grad():
             w_norm = ctx.w.perturbed().norm()
         return by_difference(asks, w_norm, quiet.precision, self.hvp == "central")
 
-    def _answer(self, report: Pass, space: Space, used: list[bool], scale: Tensor | None) -> Any:
+    def _answer(self, report: Pass, space: Space, used: list[bool], scale: Tensor | None, ctx: Context) -> Any:
         """What the method is told about a look."""
         if report.product is not None:
             return report.product.vector
@@ -297,6 +296,7 @@ class SharpnessAware(Optimizer):
                     f"{self.method.name} needs the loss of every look: call look.report(loss) in the loop"
                 )
             loss = distributed.mean(loss, self.model)
+        ctx.losses.append(loss)
         return Seen(self._collect(space, used, scale), loss)
 
     def _collect(self, space: Space, used: list[bool], scale: Tensor | None) -> Vector:

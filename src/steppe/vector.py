@@ -47,6 +47,10 @@ class Space:
              for p, t in zip(self.params, tensors, strict=True)], space=self,
         )  # fmt: skip
 
+    def zeros(self) -> Vector:
+        """The zero vector."""
+        return self.vector([None] * len(self.params))
+
     def weights(self) -> Vector:
         """The parameters themselves, not a copy: the vector changes when they do."""
         return Vector([local(p.detach()) for p in self.params], space=self)

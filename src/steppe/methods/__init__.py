@@ -7,12 +7,29 @@ from typing import Any
 
 from ..method import Method
 from .asam import ASAM
+from .crsam import CRSAM
+from .entropy_sgd import EntropySGD
 from .every import Every
+from .fsam import FSAM
+from .gam import GAM
+from .gnam import GNAM, GNAMFast
+from .gnp import GNP
 from .gsam import GSAM
+from .looksam import LookSAM
 from .plain import Plain
 from .sam import SAM
+from .sasam import SASAM, SASGD
+from .ssam import SSAM
+from .universal import DetSAM, FrobSAM, ProductSAM, TraceSAM, UniversalSAM
+from .wsam import WSAM
 
-__all__ = ["ASAM", "GSAM", "SAM", "Every", "Plain", "by_name", "method_names"]
+__all__ = [
+    "ASAM", "CRSAM", "FSAM", "GAM", "GNAM", "GNP", "GSAM", "SAM", "SASAM", "SASGD", "SSAM", "WSAM", "DetSAM",
+    "EntropySGD", "Every", "FrobSAM", "GNAMFast", "LookSAM", "Plain", "ProductSAM", "TraceSAM", "UniversalSAM",
+    "by_name", "method_names",
+]  # fmt: skip
+
+ALIASES = {"gam-norm": "gnam", "gamnorm": "gnam", "cr-sam": "crsam", "sa-sam": "sasam", "sa-sgd": "sasgd"}
 
 
 def method_names() -> list[str]:
@@ -26,7 +43,7 @@ def by_name(name: str, **settings: Any) -> Method:
     >>> by_name("gsam", alpha=0.2)
     GSAM(rho=0.05, alpha=0.2, objective='fp-h', ascent='plain', eta=0.01)
     """
-    cls = Method.registry.get(name.lower())
+    cls = Method.registry.get(ALIASES.get(name.lower(), name.lower()))
     if cls is None:
         close = difflib.get_close_matches(name.lower(), method_names(), n=1, cutoff=0.4)
         hint = f"did you mean {close[0]!r}? " if close else ""

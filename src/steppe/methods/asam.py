@@ -28,12 +28,15 @@ class ASAM(Method):
     eta: Number = 0.01
 
     paper = "arXiv 2102.11600"
+    advice = "SAM that does not mind how layers are scaled. rho about ten times SAM's."
     cost = 2
+    radius = "rho"
     nonnegative = ("rho", "eta")
 
     def looks(self, ctx: Context) -> Looks:
         """Equations (1) to (3). Written so that neither g nor e is held while looking there."""
         there = yield Look(self.rho * adaptive_ascent((yield HERE).grad, ctx.w, self.eta))
+        ctx.note_gap()
         return there.grad
 
     @classmethod

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..method import HERE, Context, Look, Looks, Method, Number, adaptive_ascent, ascent
-from ..vector import reject
+from ..vector import reject, unit
 from .asam import ASAM
 from .sam import SAM
 
@@ -42,7 +42,9 @@ class GSAM(Method):
     eta: Number = 0.01
 
     paper = "arXiv 2203.08065"
+    advice = "SAM with a lever against sharpness itself; alpha 0.01 to 1, rho tied to the learning rate."
     cost = 2
+    radius = "rho"
     copies = 2
     nonnegative = ("rho", "alpha", "eta")
 
@@ -58,7 +60,9 @@ class GSAM(Method):
         here = yield HERE
         climb = ascent(here.grad) if self.ascent == "plain" else adaptive_ascent(here.grad, ctx.w, self.eta)
         there = yield Look(self.rho * climb)
+        ctx.note_gap()
         g, g_p = here.grad, there.grad
+        ctx.metrics["cos"] = unit(g) @ unit(g_p)
         if self.objective == "weighted":
             return g_p + self.alpha * (g_p - g)
         if self.objective == "f-h":

@@ -23,18 +23,21 @@ class SAM(Method):
     Limits: ρ = 0 gives the base optimizer.
 
     Published code (JAX) adds the weight decay to the loss, so that it shapes e too; here weight decay is the
-    base optimizer's affair. It also perturbs per device ("m-sharpness"): ``SharpnessAware(local=True)``.
+    base optimizer's affair. It also perturbs per device ("m-sharpness"): ``SharpnessAware(..., local=True)``.
     """
 
     rho: Number = 0.05
     normalize: bool = True
 
     paper = "arXiv 2010.01412"
+    advice = "The place to start. Try rho 0.02, 0.05, 0.1, 0.2."
     cost = 2
+    radius = "rho"
 
     def looks(self, ctx: Context) -> Looks:
         """Equations (1) and (2). Written so that neither g nor e is held while looking there."""
         there = yield Look(self.rho * self._climb((yield HERE).grad))
+        ctx.note_gap()
         return there.grad
 
     def _climb(self, g: Vector) -> Vector:

@@ -1,0 +1,37 @@
+"""A second batch beside each batch, for methods that look at two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal, TypeVar
+
+B = TypeVar("B")
+
+
+def with_auxiliary(
+    batches: Iterable[B], choose: Literal["fresh", "fixed", "previous"] = "fresh"
+) -> Iterator[tuple[B, B]]:
+    """Pair each batch of a loader with an auxiliary one.
+
+    - "fresh": from a second, independent pass over the loader (which should shuffle). Loads twice the data.
+    - "fixed": always the first batch of such a pass: what Algorithm 1 of Generalization Aware Minimization prints.
+    - "previous": the batch of the step before; costs nothing. The first batch is paired with itself.
+
+    >>> list(with_auxiliary("abc", "previous"))
+    [('a', 'a'), ('b', 'a'), ('c', 'b')]
+    >>> list(with_auxiliary("abc", "fixed"))
+    [('a', 'a'), ('b', 'a'), ('c', 'a')]
+    """
+    if choose not in ("fresh", "fixed", "previous"):
+        raise ValueError(f'choose must be "fresh", "fixed" or "previous", not {choose!r}')
+    if choose == "previous":
+        previous: list[B] = []
+        for batch in batches:
+            yield batch, (previous or [batch])[0]
+            previous = [batch]
+    elif choose == "fixed":
+        fixed = next(iter(batches))
+        for batch in batches:
+            yield batch, fixed
+    else:
+        yield from zip(batches, batches, strict=False)

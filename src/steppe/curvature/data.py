@@ -1,0 +1,114 @@
+"""Batches: where they are, how many samples they hold, the same ones in every pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Data:
+    """Batches on the device, again and again the same. Kept there when they are small enough."""
+
+    def __init__(self, data: Any, *, paired: bool, samples: int | None, cache_bytes: int, like: list[Tensor]):
+        if isinstance(data, torch.utils.data.Dataset) and not isinstance(data, torch.utils.data.IterableDataset):
+            raise TypeError("data is a Dataset, which yields single samples: wrap it in a DataLoader")
+        one_batch = isinstance(data, Mapping) or (
+            isinstance(data, (tuple, list) if paired else tuple)
+            and bool(data)
+            and all(isinstance(t, Tensor) for t in data)
+        )
+        if not one_batch and not isinstance(data, Iterable):
+            raise TypeError(f"data must be a pair of tensors or an iterable of batches, not {type(data).__name__}")
+        self._source = [data] if one_batch else data
+        self._paired, self._samples, self._budget = paired, samples, cache_bytes
+        self._device, self._dtype = like[0].device, like[0].dtype
+        self._kept: list[Any] | None = None
+
+    def generators(self) -> list[torch.Generator]:
+        """The loader's own generators: a pass over the data must not move them on."""
+        owners = (self._source, getattr(self._source, "sampler", None))
+        found = {id(g): g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)}
+        return list(found.values())
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept: list[Any] | None = []
+        used = seen = 0
+        for batch in self._source:
+            if self._samples is not None:
+                if seen >= self._samples:
+                    break
+                batch = _first(batch, self._samples - seen)
+                seen += length(batch)
+            if self._paired and not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+                raise TypeError(
+                    f"batches must be (input, target) pairs, got {type(batch).__name__}; "
+                    "for anything else pass forward=lambda model, batch: ..."
+                )
+            batch = _moved(batch, self._device, self._dtype)
+            used += _bytes(batch)
+            if kept is not None and used <= self._budget:
+                kept.append(batch)
+            elif kept is not None:
+                kept = None
+                if iter(self._source) is self._source:
+                    raise TypeError("data can be read only once and is too large to keep: pass a list or a DataLoader")
+            yield batch
+        if kept is not None:
+            self._kept = kept
+
+
+def count(target: Any, ignored: int, class_weights: Tensor | None) -> float | Tensor:
+    """How many targets a mean loss is a mean of: ignored ones not counted, each by its class weight if there is one."""
+    if not isinstance(target, Tensor):
+        return length(target)
+    if target.is_floating_point() or target.dtype == torch.bool or target.is_complex():
+        return target.numel()
+    kept = target[target != ignored]
+    return kept.numel() if class_weights is None else class_weights.to(kept.device)[kept].sum()
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, (tuple, list, Mapping)):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(part)
+
+
+def _mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        return {key: _mapped(part, function) for key, part in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_mapped(part, function) for part in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(_mapped(part, function) for part in batch)
+    return batch
+
+
+def length(batch: Any) -> int:
+    """How many samples are in a batch."""
+    for tensor in _tensors(batch):
+        return tensor.shape[0] if tensor.dim() else 1
+    raise TypeError(f"cannot tell how many samples are in a {type(batch).__name__}: pass weight=lambda batch: ...")
+
+
+def _first(batch: Any, most: int) -> Any:
+    rows = length(batch)
+    return _mapped(batch, lambda t: t[:most] if t.dim() and t.shape[0] == rows else t)
+
+
+def _moved(batch: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """On the parameters' device, and floating-point numbers in their precision."""
+    return _mapped(batch, lambda t: t.to(device, dtype if t.is_floating_point() else None, non_blocking=True))
+
+
+def _bytes(batch: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in _tensors(batch))

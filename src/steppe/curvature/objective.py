@@ -1,0 +1,394 @@
+"""What is measured: the loss of a model over data, as a function of the weights.
+
+Everything in `steppe.curvature` looks at a model through an `Objective`. It evaluates the loss and its gradient
+at the weights or near them, over all the data, and leaves nothing behind: the weights are never moved (the model
+is called with other tensors in their place), and buffers, modes, random state and ``.grad`` stay as they were.
+
+>>> model = torch.nn.Linear(2, 1)
+>>> x, y = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0], [0.0]])
+>>> objective = Objective(model, torch.nn.functional.mse_loss, (x, y))
+>>> loss, gradient = objective.gradient()
+>>> bool(objective.loss(-0.01 * gradient) < loss)
+True
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import math
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..quiet import Snapshot
+from ..vector import Space, Vector
+from .data import Data, count, length
+
+Mode: TypeAlias = Literal["eval", "batch", "train", "as-is"]
+Selection: TypeAlias = "str | nn.Module | Iterable[str | nn.Parameter] | Callable[[str, nn.Parameter], bool] | None"
+
+_MODES = ("eval", "batch", "train", "as-is")
+_PREFIX = "model."
+
+
+class Objective:
+    """The loss of a model over data.
+
+    Args:
+        model: Any module. Wrappers of DistributedDataParallel and `torch.compile` are taken off.
+        loss_fn: ``loss_fn(output, target)``, one number per batch. With `forward`: ``loss_fn(output, batch)``.
+        data: A pair of tensors, a list of batches, a DataLoader: anything that yields ``(input, target)`` batches.
+        params: Which parameters: name patterns (``"layer1.*"``), parameters, a submodule or a function of name and
+            parameter. All that require a gradient when left out.
+        forward: ``forward(model, batch) -> output`` where batches are not ``(input, target)`` pairs.
+        weight: ``weight(batch)``: how many samples or tokens the batch's mean loss is a mean of. When left out:
+            the number of target entries, ignored ones not counted, times the loss's class weights if it has any.
+        reduction: ``"mean"`` or ``"sum"``: what the loss does over a batch. Read off `loss_fn` when it says.
+        mode: ``"eval"``; ``"batch"``: as eval, but BatchNorm normalises by the batch; ``"train"``: dropout too, with
+            the same masks in every evaluation; ``"as-is"``.
+        samples: Use so many samples only: the first ones of a pass over the data.
+        group: A process group over whose ranks the data is spread. Every rank must make the same calls.
+        cache_bytes: Batches are kept on the device when all of them together are no larger than this.
+        seed: Of the random numbers that the model draws (dropout) and that the loader draws (shuffling).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[Any, Any], Tensor],
+        data: Any,
+        *,
+        params: Selection = None,
+        forward: Callable[[nn.Module, Any], Any] | None = None,
+        weight: Callable[[Any], float | Tensor] | None = None,
+        reduction: Literal["mean", "sum"] | None = None,
+        mode: Mode = "eval",
+        samples: int | None = None,
+        group: torch.distributed.ProcessGroup | None = None,
+        cache_bytes: int = 2**30,
+        seed: int = 0,
+    ):
+        if mode not in _MODES:
+            raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, not {mode!r}")
+        if samples is not None and samples < 1:
+            raise ValueError(f"samples must be at least 1, got {samples}")
+        self.model = _unwrapped(model)
+        self.loss_fn, self.mode, self.group, self.seed = loss_fn, mode, group, seed
+        self._forward, self._weight = forward, weight
+        self.reduction = reduction or getattr(loss_fn, "reduction", "mean")
+        if self.reduction not in ("mean", "sum"):
+            raise ValueError(f'the loss must be reduced over the batch: reduction "mean" or "sum", not {reduction!r}')
+        selected = _select(self.model, params)
+        _check_measurable(selected)
+        self.names = list(selected)
+        self.space = Space([p.detach() for p in selected.values()])
+        self._originals = list(selected.values())
+        self._moved: list[Tensor] | None = None  # weights other than the model's own
+        self._caller = _Caller(self.model, forward)
+        self._data = Data(data, paired=forward is None, samples=samples, cache_bytes=cache_bytes, like=self.weights())
+
+    # Weights
+
+    @property
+    def size(self) -> int:
+        """How many weights are measured."""
+        return sum(p.numel() for p in self.space.params)
+
+    @property
+    def device(self) -> torch.device:
+        """Where flat vectors live: the first parameter's device."""
+        return self.space.params[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of flat vectors: wide enough for all parameters."""
+        return torch.float64 if any(p.dtype == torch.float64 for p in self.space.params) else torch.float32
+
+    def weights(self) -> list[Tensor]:
+        """The weights measured at, one tensor per parameter, not copies."""
+        return self._moved if self._moved is not None else [p.detach() for p in self._originals]
+
+    def weights_vector(self) -> Vector:
+        """The weights measured at, as a vector."""
+        return self.space.vector(self.weights())
+
+    def at(self, offset: Vector) -> Objective:
+        """The same loss, seen from w + offset. The model keeps its weights."""
+        there = copy.copy(self)
+        there._moved = [w + e.to(w) for w, e in zip(self.weights(), offset.tensors, strict=True)]
+        return there
+
+    def restricted(self, params: Selection) -> Objective:
+        """The same loss as a function of fewer parameters."""
+        fewer = copy.copy(self)
+        selected = _select(self.model, params)
+        _check_measurable(selected)
+        fewer.names, fewer._originals = list(selected), list(selected.values())
+        if self._moved is not None:
+            raise ValueError("restrict the parameters first, then move: objective.restricted(...).at(...)")
+        fewer.space = Space([p.detach() for p in selected.values()])
+        return fewer
+
+    def state(self) -> tuple[tuple[int, int], ...]:
+        """Changes when the weights or buffers do: what was computed from them is then out of date."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        return tuple((t._version, t.data_ptr()) for t in tensors)
+
+    def vector(self, flat: Tensor) -> Vector:
+        """A flat tensor as a vector in weight space."""
+        pieces = flat.split([p.numel() for p in self.space.params])
+        return self.space.vector([piece.view(p.shape).to(p) for piece, p in zip(pieces, self.space.params, strict=True)])
+
+    def flat(self, vector: Vector | Sequence[Tensor]) -> Tensor:
+        """A vector in weight space as one flat tensor, parameters in the model's order."""
+        tensors = vector.tensors if isinstance(vector, Vector) else vector
+        return torch.cat([t.detach().reshape(-1).to(self.device, self.dtype) for t in tensors])
+
+    # Evaluation
+
+    def loss(self, offset: Vector | None = None, *, finite: bool = True) -> Tensor:
+        """The loss at the weights, or at w + offset. A loss that is not finite is an error unless `finite` is False."""
+        here = self if offset is None else self.at(offset)
+        total = here.sums()
+        with here.quiet(), torch.no_grad():
+            for batch, weight in here.batches():
+                total.add(here.evaluate(here.weights(), batch)[1], weight)
+        return total.loss(finite=finite)
+
+    def gradient(self, offset: Vector | None = None) -> tuple[Tensor, Vector]:
+        """The loss and its gradient, at the weights or at w + offset."""
+        here = self if offset is None else self.at(offset)
+        total = here.sums(here.size)
+        with here.quiet():
+            for batch, weight in here.batches():
+                weights = [w.detach().requires_grad_() for w in here.weights()]
+                loss = here.differentiable(here.evaluate(weights, batch)[1])
+                grads = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+                total.add(loss.detach(), weight, here.flat(grads))
+        return total.loss(), here.vector(total.mean())
+
+    def evaluate(self, weights: Sequence[Tensor], batch: Any) -> tuple[Any, Tensor]:
+        """The model's output and the loss on one batch, with given weights. Call it inside `quiet`."""
+        self._seed_model()
+        tensors = {_PREFIX + name: p.detach() for name, p in self.model.named_parameters()}
+        tensors |= {_PREFIX + name: b.detach().clone() for name, b in self.model.named_buffers()}
+        tensors |= {_PREFIX + name: w for name, w in zip(self.names, weights, strict=True)}
+        output = functional_call(self._caller, tensors, (batch,))
+        loss = self.loss_fn(output, batch if self._forward else batch[1])
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise ValueError(f'loss_fn must return one number per batch, got {what}: use reduction="mean" or "sum"')
+        return output, loss.reshape(())
+
+    def differentiable(self, loss: Tensor) -> Tensor:
+        """The loss, if it has a gradient."""
+        if not loss.requires_grad:
+            raise ValueError(
+                "the loss has no gradient with respect to the measured parameters: it is detached, computed without "
+                "autograd, or does not use them; return a differentiable loss, or measure other params"
+            )
+        return loss
+
+    def batches(self) -> Iterator[tuple[Any, float]]:
+        """All batches, on the device, each with its weight. Call it inside `quiet`."""
+        for batch in self._data:
+            yield batch, 1.0 if self.reduction == "sum" else float(self._weigh(batch))
+
+    def sums(self, *shape: int) -> Sums:
+        """An empty weighted sum over batches, of losses and of tensors of a shape."""
+        return Sums(self, shape)
+
+    def _weigh(self, batch: Any) -> float | Tensor:
+        if self._weight is not None:
+            return self._weight(batch)
+        if self._forward is not None:
+            labels = batch.get("labels") if isinstance(batch, Mapping) else None
+            return count(labels, -100, None) if isinstance(labels, Tensor) else length(batch)
+        ignored = getattr(self.loss_fn, "ignore_index", -100)
+        return count(batch[1], ignored, getattr(self.loss_fn, "weight", None))
+
+    # Leaving no trace
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Evaluate in here: modes as asked, exact kernels; afterwards everything is as before."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        snapshot = Snapshot(None, {p.device for p in self.space.params})
+        python_rng, numpy_rng = random.getstate(), _numpy_state()
+        loader_rngs = [(g, g.get_state()) for g in self._data.generators()]
+        with self.exact():
+            try:
+                self._set_modes()
+                random.seed(self.seed)
+                if numpy_rng is not None:
+                    sys.modules["numpy"].random.seed(self.seed % 2**32)
+                for generator, _ in loader_rngs:
+                    generator.manual_seed(self.seed)
+                self._seed_model()
+                yield
+            finally:
+                for module, training in modes:
+                    module.training = training
+                snapshot.restore()
+                random.setstate(python_rng)
+                if numpy_rng is not None:
+                    sys.modules["numpy"].random.set_state(numpy_rng)
+                for generator, state in loader_rngs:
+                    generator.set_state(state)
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """Attention that can be differentiated twice, no autocast, no TF32, no fused inference paths."""
+        with ExitStack() as stack:
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(torch.autocast(self.device.type, enabled=False))
+            stack.enter_context(torch.enable_grad())
+            stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+            torch.backends.mha.set_fastpath_enabled(False)
+            if self.device.type == "cuda":
+                stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+                torch.set_float32_matmul_precision("highest")
+                # cuDNN's recurrent layers have no second derivative
+                recurrent = any(isinstance(module, nn.RNNBase) for module in self.model.modules())
+                stack.enter_context(torch.backends.cudnn.flags(enabled=not recurrent, allow_tf32=False))
+            yield
+
+    def _set_modes(self) -> None:
+        if self.mode == "as-is":
+            return
+        for module in self.model.modules():
+            normalises = isinstance(module, nn.modules.batchnorm._BatchNorm)
+            module.training = self.mode == "train" or (self.mode == "batch" and normalises)
+
+    def _seed_model(self) -> None:
+        """The same dropout masks in every evaluation of a batch."""
+        torch.random.default_generator.manual_seed(self.seed)
+        for device in {p.device for p in self.space.params}:
+            if device.type == "cuda":
+                torch.cuda.default_generators[device.index or 0].manual_seed(self.seed)
+            elif device.type not in ("cpu", "meta"):
+                torch.get_device_module(device).manual_seed(self.seed)
+
+
+class Sums:
+    """Σ weight·loss, Σ weight and Σ weight·tensor over batches, and over ranks with one all-reduce."""
+
+    def __init__(self, objective: Objective, shape: tuple[int, ...]):
+        self._group, self._summed = objective.group, objective.reduction == "sum"
+        self._tensor = torch.zeros(shape, device=objective.device, dtype=objective.dtype) if shape else None
+        wide = torch.float32 if objective.device.type == "mps" else torch.float64
+        self._loss = torch.zeros((), device=objective.device, dtype=wide)
+        self._weight = 0.0
+        self._count = 0
+
+    def add(self, loss: Tensor, weight: float, tensor: Tensor | None = None) -> None:
+        """Count a batch in."""
+        self._count += 1
+        if weight == 0:  # all its targets are ignored: its mean is 0/0
+            return
+        self._weight += weight
+        self._loss += weight * loss.to(self._loss)
+        if tensor is not None and self._tensor is not None:
+            self._tensor.add_(tensor, alpha=weight)
+
+    def _reduce(self) -> None:
+        """Sum over the ranks, once."""
+        if self._group is None:
+            return
+        numbers = torch.stack([self._loss, torch.full_like(self._loss, self._weight)])
+        parts = [numbers] if self._tensor is None else [self._tensor.reshape(-1).to(numbers.dtype), numbers]
+        everything = torch.cat(parts)
+        torch.distributed.all_reduce(everything, group=self._group)
+        self._group = None
+        if self._tensor is not None:
+            self._tensor = everything[:-2].reshape(self._tensor.shape).to(self._tensor.dtype)
+        self._loss, self._weight = everything[-2], float(everything[-1])
+
+    def loss(self, *, finite: bool = True) -> Tensor:
+        """The mean loss (or the sum, where the loss is a sum)."""
+        self._reduce()
+        if self._weight == 0:
+            why = "every target is ignored" if self._count else "there is no batch in it"
+            raise ValueError(f"the data is empty: {why}; nothing can be measured")
+        loss = self._loss if self._summed else self._loss / self._weight
+        if finite and not math.isfinite(loss):
+            raise ValueError(
+                f"the loss is {loss.item()} at these weights, so it has no curvature: look for a diverged checkpoint, "
+                "wrong inputs, or a radius that is too large"
+            )
+        return loss
+
+    def mean(self) -> Tensor:
+        """The mean tensor (or the sum, where the loss is a sum)."""
+        self._reduce()
+        if self._tensor is None:
+            raise ValueError("no tensor was summed")
+        return self._tensor if self._summed else self._tensor / self._weight
+
+
+class _Caller(nn.Module):
+    """The model and how to call it on a batch, as one module: what `functional_call` needs."""
+
+    def __init__(self, model: nn.Module, forward: Callable[[nn.Module, Any], Any] | None):
+        super().__init__()
+        self.model = model
+        self._call = forward
+
+    def forward(self, batch: Any) -> Any:
+        return self._call(self.model, batch) if self._call else self.model(batch[0])
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def _select(model: nn.Module, params: Selection) -> dict[str, nn.Parameter]:
+    named = dict(model.named_parameters())
+    if params is None:
+        return {name: p for name, p in named.items() if p.requires_grad}
+    if isinstance(params, nn.Module):
+        params = list(params.parameters())
+    if callable(params):
+        return {name: p for name, p in named.items() if params(name, p)}
+    wanted = [params] if isinstance(params, str) else list(params)
+    patterns = [w for w in wanted if isinstance(w, str)]
+    identities = {id(w) for w in wanted if isinstance(w, Tensor)}
+    for pattern in patterns:
+        if not fnmatch.filter(named, pattern):
+            raise ValueError(f"no parameter is called {pattern!r}; the model has {', '.join(named)}")
+    if identities - {id(p) for p in named.values()}:
+        raise ValueError("some of the given params are not parameters of the model")
+    matches = lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)  # noqa: E731
+    return {name: p for name, p in named.items() if id(p) in identities or matches(name)}
+
+
+def _check_measurable(params: Mapping[str, Tensor]) -> None:
+    if not params:
+        raise ValueError("no parameters to measure: none requires a gradient, or the selection is empty")
+    for name, p in params.items():
+        if isinstance(p, DTensor):
+            raise TypeError(f"{name} is sharded (DTensor): gather the weights into a plain copy of the model first")
+        if p.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"{name} is {p.dtype}, too coarse for curvature: use model.float() or model.double()")
+
+
+def _numpy_state() -> Any:
+    numpy = sys.modules.get("numpy")  # a loader that draws from numpy has imported it
+    return None if numpy is None else numpy.random.get_state()

@@ -1,0 +1,62 @@
+"""Entropy-SGD."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..method import HERE, Context, Look, Looks, Method, Number
+
+
+@dataclass(frozen=True)
+class EntropySGD(Method):
+    """Entropy-SGD (Chaudhari et al.; ICLR 2017; arXiv 1611.01838).
+
+    Descends local entropy: a Langevin walk x explores around w, held to it with strength γ, and w moves towards
+    the walk's running mean μ. From x = μ = w, on a new batch each time:
+
+        x ← x − η' (g(x) − γ (w − x)) + √η' ε N(0, I)                       (1)
+        μ ← a μ + (1 − a) x                                                 (2)
+        d = γ (w − μ)                                                       (3)
+
+    The first gradient is taken on the step's batch at w, the other L on the auxiliary batch, whose closure
+    should draw a new one at each call. Published code leaves the factor γ out of (3), which changes the
+    meaning of the learning rate only, and walks with Nesterov momentum.
+    """
+
+    L: int = 5
+    eta: Number = 0.1
+    gamma: Number = 0.03
+    eps: Number = 1e-4
+    a: Number = 0.75
+
+    paper = "arXiv 1611.01838"
+    advice = "A baseline: needs a learning rate of its own, about 1/gamma."
+    copies = 4
+    nonnegative = ("eta", "gamma", "eps", "a")
+    needs = frozenset({"auxiliary"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.L, int) or self.L < 0:
+            raise ValueError(f"EntropySGD: L must be a whole number of Langevin steps, not {self.L!r}")
+
+    @property
+    def cost(self) -> float:
+        """One look on the step's batch, L on new ones."""
+        return self.L + 1
+
+    def looks(self, ctx: Context) -> Looks:
+        """Equations (1) to (3), in terms of x − w and μ − w."""
+        x = mean = None
+        for _ in range(self.L + 1):
+            g = (yield HERE if x is None else Look(x, batch="auxiliary")).grad.perturbed()
+            noise = math.sqrt(self.eta) * self.eps * ctx.draws.normal()
+            x = noise - self.eta * g if x is None else x - self.eta * (g + self.gamma * x) + noise
+            mean = (1 - self.a) * x if mean is None else self.a * mean + (1 - self.a) * x
+        assert mean is not None
+        return -self.gamma * mean
+
+    @classmethod
+    def variants(cls) -> list[Method]:
+        return [cls(L=3, gamma=0.3, eps=0.01)]

@@ -1,0 +1,175 @@
+"""Generalization aware minimization: perturbations that are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Adam, Optimizer
+
+from ..method import HERE, HVP, Context, Look, Looks, Memory, Method, Number
+from ..vector import TINY, Space, Vector
+from .sam import SAM
+
+ADAM = partial(Adam, lr=1e-3)  # the γ-optimizer of the document
+
+
+@dataclass(frozen=True)
+class GAM(Method):
+    """Generalization Aware Minimization (anonymous, under review), Algorithm 1.
+
+    Learns how to perturb so that the gradient of one batch becomes that of another. From minibatch X, auxiliary
+    minibatch X̄ and coefficients γ (which start at zero):
+
+        d¹ = g_X(w),   dᵗ = (g_X(w + ε dᵗ⁻¹) − d¹)/ε,   t = 2 … T           (1)
+        ŵ  = w + Σ_t γ_t dᵗ,   g = g_X(ŵ),   ḡ = g_X̄(ŵ)                     (2)
+        γ ← step of the γ-optimizer on ∂Δ(g, ḡ)/∂γ;   d = g                 (3)
+
+    with the discrepancy Δ = −g·ḡ ("dot") or ‖g − ḡ‖² ("squared"). dᵗ ≈ Hᵗ⁻¹g does not depend on γ, so whatever
+    T is, two Hessian-vector products give the derivative:
+
+        u = H_X(ŵ) ḡ + H_X̄(ŵ) g              ∂Δ/∂γ_t = −dᵗ·u               ("dot")
+        u = 2 (H_X(ŵ) − H_X̄(ŵ)) (g − ḡ)      ∂Δ/∂γ_t = dᵗ·u                ("squared")
+
+    Every `period`-th step updates γ; the others take T + 1 looks and no auxiliary batch. With
+    ``lr_times_period=True`` the γ-optimizer's learning rate makes up for the updates left out. ``gamma=(…)``
+    fixes the coefficients. ``normalize=True`` scales each dᵗ to ‖d¹‖: with large T, dᵗ grows like λ_max^{t−1}
+    and training can diverge.
+
+    Which auxiliary batch: Algorithm 1 samples it once, the text speaks of auxiliary minibatches. The caller gives
+    it; `steppe.with_auxiliary` pairs a loader's batches with a fresh, fixed or previous one.
+
+    Limits: T = 1 with γ₁ fixed is SAM without normalisation. No code by the authors is public.
+    """
+
+    T: int = 2
+    eps: Number = 1e-3
+    discrepancy: Literal["dot", "squared"] = "dot"
+    period: int = 1
+    gamma: Sequence[float] | None = None
+    optimizer: Callable[..., Optimizer] = ADAM
+    lr_times_period: bool = False
+    normalize: bool = False
+
+    paper = "Generalization Aware Minimization"
+    advice = "Finds its own perturbation; give it a second batch, and period > 1 if six looks are too many."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.T, int) or self.T < 1:
+            raise ValueError(f"GAM: T must be a whole number, at least 1, not {self.T!r}")
+        if isinstance(self.eps, (int, float)) and self.eps <= 0:
+            raise ValueError(f"GAM: eps must be positive, not {self.eps}")
+        if self.discrepancy not in ("dot", "squared"):
+            raise ValueError(f'GAM: discrepancy must be "dot" or "squared", not {self.discrepancy!r}')
+        if not isinstance(self.period, int) or self.period < 1:
+            raise ValueError(f"GAM: period must be a whole number of steps, at least 1, not {self.period!r}")
+        if self.gamma is not None and len(self.gamma) != self.T:
+            raise ValueError(f"GAM: {len(self.gamma)} fixed coefficients gamma for T = {self.T}")
+
+    @property
+    def cost(self) -> float:
+        """T + 1 looks; when γ is updated, the auxiliary gradient and two Hessian-vector products more."""
+        return self.T + 1 + (3 / self.period if self.gamma is None else 0)
+
+    @property
+    def copies(self) -> int:
+        """The weights, the dᵗ, the offset, g, ḡ, u and one at work."""
+        return self.T + (6 if self.gamma is None else 2)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """A second batch, if γ is learned."""
+        return frozenset({"auxiliary", "hvp"}) if self.gamma is None else frozenset()
+
+    def looks(self, ctx: Context) -> Looks:
+        """Equations (1) to (3)."""
+        here = yield HERE
+        d = [here.grad.perturbed()]
+        for _ in range(1, self.T):
+            there = yield Look(self.eps * d[-1])
+            d.append(self._sized((there.grad - here.grad).perturbed() / self.eps, d[0]))
+            del there
+        gamma = ctx.memory["gamma"] if self.gamma is None else self.gamma
+        at = Look(_sum(gamma, d))
+        seen = yield at
+        g = seen.grad
+        if self.gamma is not None or ctx.step % self.period:
+            return g
+        other = Look(at.offset, batch="auxiliary")
+        seen_other = yield other
+        g_bar = seen_other.grad
+        if self.discrepancy == "dot":
+            u = -((yield HVP(g_bar, at, seen)) + (yield HVP(g, other, seen_other)))
+        else:
+            u = 2 * ((yield HVP(g - g_bar, at, seen)) - (yield HVP(g - g_bar, other, seen_other)))
+        slope = torch.stack([d_t @ u for d_t in d])
+        state = {name: value for name, value in ctx.memory.items() if name.startswith("gamma")}
+        state = stepped(self._optimizer, state, slope)
+        ctx.remember(**state)
+        ctx.metrics.update(gamma=state["gamma"], slope=slope)
+        return g * (1 + 0 * state["gamma"].sum())  # an overflow anywhere must reach the direction
+
+    def _sized(self, d_t: Vector, d_1: Vector) -> Vector:
+        return d_t * (d_1.norm() / (d_t.norm() + TINY)) if self.normalize else d_t
+
+    def _optimizer(self, params: list[Tensor]) -> Optimizer:
+        optimizer = self.optimizer(params)
+        if self.lr_times_period:
+            optimizer.param_groups[0]["lr"] *= self.period
+        return optimizer
+
+    def memory(self, space: Space) -> Memory:
+        """γ and the γ-optimizer's state."""
+        if self.gamma is not None:
+            return {}
+        zeros = space.weights().norm() * 0 + torch.zeros(self.T, device=space.weights().tensors[0].device)
+        # The state an optimizer starts from is the one that a step on a zero gradient makes, set to zero.
+        state = stepped(self._optimizer, {"gamma": zeros}, torch.zeros_like(zeros))
+        return {name: torch.zeros_like(value) for name, value in state.items()}
+
+    @classmethod
+    def variants(cls) -> list[Method]:
+        return [
+            cls(),
+            cls(T=3, discrepancy="squared", period=2, lr_times_period=True),
+            cls(normalize=True),
+            cls(gamma=(0.1, 0.01)),
+        ]
+
+    @classmethod
+    def reduces_to(cls) -> list[tuple[Method, Method]]:
+        return [(cls(T=1, gamma=(0.1,)), SAM(rho=0.1, normalize=False))]
+
+
+def transformation(gamma: Sequence[float] | Tensor, eigenvalues: Tensor) -> Tensor:
+    """P(λ) = λ + Σ_t γ_t λ^{t+1}: how learned coefficients change a quadratic's eigenvalues.
+
+    >>> transformation([0.5], torch.tensor([0.0, 1.0, 2.0]))
+    tensor([0.0000, 1.5000, 4.0000])
+    """
+    return eigenvalues + sum(g * eigenvalues ** (t + 2) for t, g in enumerate(gamma))
+
+
+def stepped(make: Callable[[list[Tensor]], Optimizer], state: dict[str, Any], grad: Tensor) -> dict[str, Tensor]:
+    """One step of a torch optimizer on "gamma", as a function of its state: nothing is changed in place."""
+    param = torch.nn.Parameter(state["gamma"].clone())
+    optimizer = make([param])
+    saved = {name.removeprefix("gamma."): v.clone() for name, v in state.items() if name.startswith("gamma.")}
+    if saved:
+        optimizer.state[param] = saved
+    param.grad = grad.to(param.dtype)
+    optimizer.step()
+    made = {f"gamma.{name}": v for name, v in optimizer.state[param].items() if isinstance(v, Tensor)}
+    return {"gamma": param.detach(), **made}
+
+
+def _sum(gamma: Sequence[float] | Tensor, d: list[Vector]) -> Vector:
+    total = gamma[0] * d[0]
+    for g, d_t in zip(gamma[1:], d[1:], strict=True):
+        total = total + g * d_t
+    return total

@@ -1,0 +1,68 @@
+"""SAM at a fraction of its cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..method import HERE, Context, Look, Looks, Memory, Method, Number, ascent
+from ..vector import TINY, Space, reject
+from .sam import SAM
+
+
+@dataclass(frozen=True)
+class LookSAM(Method):
+    """LookSAM (Liu, Mai, Chen, Hsieh, You; CVPR 2022; arXiv 2203.02714).
+
+    The part of SAM's gradient orthogonal to the plain one changes slowly. On every k-th step it is computed,
+
+        g_s = g(w + ρ g/‖g‖),   g_v = part of g_s orthogonal to g,   d = g_s        (1)
+
+    and on the steps between it is used again:
+
+        d = g + α (‖g‖/‖g_v‖) g_v                                           (2)
+
+    Limits: k = 1 gives SAM. No code by the authors is public.
+    """
+
+    rho: Number = 0.05
+    alpha: Number = 0.7
+    k: int = 10
+
+    paper = "arXiv 2203.02714"
+    advice = "Most of SAM's gain for little more than one look a step."
+    copies = 3
+    nonnegative = ("rho", "alpha")
+    radius = "rho"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.k, int) or self.k < 1:
+            raise ValueError(f"LookSAM: k must be a whole number of steps, at least 1, not {self.k!r}")
+
+    @property
+    def cost(self) -> float:
+        """One look, and a second one every k-th step."""
+        return 1 + 1 / self.k
+
+    def looks(self, ctx: Context) -> Looks:
+        """Equation (1) or (2)."""
+        g = (yield HERE).grad
+        if ctx.step % self.k == 0:
+            g_s = (yield Look(self.rho * ascent(g))).grad
+            ctx.note_gap()
+            ctx.remember(g_v=reject(g_s, g))
+            return g_s
+        g_v = ctx.memory["g_v"]
+        return g + (self.alpha * g.norm() / (g_v.norm() + TINY)) * g_v
+
+    def memory(self, space: Space) -> Memory:
+        """g_v."""
+        return {"g_v": space.zeros()}
+
+    @classmethod
+    def variants(cls) -> list[Method]:
+        return [cls(k=3)]
+
+    @classmethod
+    def reduces_to(cls) -> list[tuple[Method, Method]]:
+        return [(cls(k=1), SAM())]

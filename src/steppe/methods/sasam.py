@@ -1,0 +1,84 @@
+"""Smoothness-adaptive sharpness-aware minimization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..method import HERE, Context, Look, Looks, Memory, Method, Number, ascent
+from ..vector import TINY, Space
+
+
+@dataclass(frozen=True)
+class SASAM(Method):
+    """Smoothness-Adaptive SAM (Naganuma, Kim et al.; 2024).
+
+    Sets learning rate and radius from how fast the gradient changed over the last step, all on one batch:
+
+        η_t = min{ ‖w_t − w_{t−1}‖ / (2‖g(w_t) − g(w_{t−1})‖), √(1 + δ θ_{t−1}) η_{t−1} }       (1)
+        θ_t = η_t/η_{t−1},   θ_0 = ∞,   ρ_t = √η_t                          (2)
+        d   = g(w_t + ρ_t g/‖g‖)                                            (3)
+
+    η_0 is the base's learning rate; later ones are written into its groups, so no scheduler may change them.
+    Meant for SGD without momentum. The document's Algorithm 1 and its eq. 5 disagree on an index: this is eq. 5.
+
+    Published code has no factor 2 and θ_0 = 1, adds 1e-8 to η, and takes ρ_t from η_{t−1}: ``published=True``.
+    """
+
+    delta: Number = 0.02
+    published: bool = False
+
+    paper = "Naganuma, Kim et al. 2024"
+    advice = "When there is no time to tune: only a small first learning rate to choose."
+    cost: ClassVar[float] = 3
+    copies = 4
+    nonnegative = ("delta",)
+    needs = frozenset({"lr"})
+    perturbs: ClassVar[bool] = True
+
+    def looks(self, ctx: Context) -> Looks:
+        """Equations (1) to (3)."""
+        here = yield HERE
+        w, last_eta = ctx.w, ctx.memory["eta"]
+        if ctx.step == 0:
+            eta = last_eta = torch.as_tensor(ctx.lr, dtype=last_eta.dtype, device=last_eta.device)
+            theta = torch.ones_like(eta) if self.published else torch.full_like(eta, torch.inf)
+        else:
+            moved = (ctx.memory["w"] - w).perturbed()
+            before = yield Look(moved)
+            smooth = moved.norm() / ((1 if self.published else 2) * (here.grad - before.grad).perturbed().norm() + TINY)
+            grown = (1 + self.delta * ctx.memory["theta"]).sqrt() * last_eta
+            eta = torch.minimum(smooth, grown) + (1e-8 if self.published else 0.0)
+            theta = eta / last_eta
+            del moved, before
+        ctx.set_lr(eta)
+        ctx.metrics["eta"] = eta
+        ctx.remember(eta=eta, theta=theta, w=w.clone())
+        if not self.perturbs:
+            return here.grad
+        rho = (last_eta if self.published else eta).sqrt()
+        there = yield Look(rho * ascent(here.grad))
+        ctx.note_gap()
+        return there.grad
+
+    def memory(self, space: Space) -> Memory:
+        """The last weights, η and θ."""
+        zero = space.weights().norm() * 0
+        return {"w": space.zeros(), "eta": zero, "theta": zero}
+
+    @classmethod
+    def variants(cls) -> list[Method]:
+        return [cls(), cls(delta=1.0), cls(published=True)]
+
+
+@dataclass(frozen=True)
+class SASGD(SASAM):
+    """Smoothness-Adaptive SGD (Malitsky, Mishchenko; ICML 2020; arXiv 1910.09529): `SASAM` without perturbation."""
+
+    paper = "arXiv 1910.09529"
+    advice = "The base optimizer with a learning rate that sets itself."
+    cost = 2
+    copies = 3
+    perturbs = False

@@ -1,0 +1,138 @@
+"""Sparse sharpness-aware minimization."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..method import HERE, Context, Look, Looks, Memory, Method, Number, ascent
+from ..vector import Space, Vector
+
+
+@dataclass(frozen=True)
+class SSAM(Method):
+    """Sparse SAM (Mi et al.; NeurIPS 2022; arXiv 2210.05177).
+
+    SAM that moves only a share 1 − s of the weights:
+
+        e = m ⊙ ρ g/‖g‖,   d = g(w + e)                                     (1)
+
+    with a 0/1 mask m, made anew on every `every`-th step (normalised first and masked then, so ‖e‖ < ρ):
+
+    - ``rule="fisher"`` keeps the weights with the largest mean squared gradient of `samples` single examples.
+      Give ``step(closure, sample=f)`` with f(i) the loss of the i-th example.
+    - ``rule="dynamic"`` starts at random, then drops the share `drop` of the kept weights with the smallest |g|
+      and grows as many at random. With `total` steps given, the share decays by a cosine.
+
+    Limits: s = 0 gives SAM.
+
+    Published code makes the mask after a step and uses it from the next one on, so that its first step, with an
+    all-zero mask, is plain: ``published=True``. It sees single examples in training mode, which moves
+    BatchNorm's statistics; here nothing but the first look does.
+    """
+
+    rho: Number = 0.1
+    sparsity: float = 0.5
+    rule: Literal["fisher", "dynamic"] = "fisher"
+    samples: int = 16
+    every: int = 100
+    drop: Number = 0.5
+    total: int | None = None
+    published: bool = False
+
+    paper = "arXiv 2210.05177"
+    advice = "SAM on half the weights: as good in its paper; it saves no time on dense hardware."
+    copies = 4
+    radius = "rho"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.sparsity < 1:
+            raise ValueError(f"SSAM: sparsity must be at least 0 and less than 1, not {self.sparsity}")
+        if self.rule not in ("fisher", "dynamic"):
+            raise ValueError(f'SSAM: rule must be "fisher" or "dynamic", not {self.rule!r}')
+        if self.samples < 1 or self.every < 1:
+            raise ValueError("SSAM: samples and every must be at least 1")
+
+    @property
+    def cost(self) -> float:
+        """Two looks, and one for every sample when the mask is made."""
+        return 2 + (self.samples / self.every if self.rule == "fisher" else 0)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Single examples, for Fisher's mask."""
+        return frozenset({"sample"}) if self.rule == "fisher" else frozenset()
+
+    def looks(self, ctx: Context) -> Looks:
+        """Equation (1), with the mask made before it or, as published, after."""
+        g = (yield HERE).grad
+        new = ctx.memory["mask"]
+        if ctx.step % self.every == 0:
+            new = (yield from self._fisher(g)) if self.rule == "fisher" else self._dynamic(ctx, g)
+            ctx.remember(mask=new)
+        mask = ctx.memory["mask"] if self.published else new
+        there = yield Look(self.rho * (mask * ascent(g)))
+        return there.grad
+
+    def _fisher(self, like: Vector) -> Looks:
+        score = 0.0 * like
+        for i in range(self.samples):
+            score = score + (yield Look(batch="sample", sample=i)).grad ** 2
+        return largest(score.perturbed(), self._kept(like.space))
+
+    def _dynamic(self, ctx: Context, g: Vector) -> Vector:
+        space, kept = g.space, self._kept(g.space)
+        random = ctx.draws.uniform(0.5, 1.0)
+        if ctx.step == 0:
+            return largest(random, kept)
+        decay = 1.0 if self.total is None else (1 + math.cos(math.pi * min(ctx.step / self.total, 1.0))) / 2
+        dropped = min(int(kept * self.drop * decay), _size(space) - kept)
+        mask = ctx.memory["mask"]
+        # A dropped weight may grow again at once, as may one that was never kept.
+        survivors = largest(mask * (g.abs() + 1e-30), kept - dropped)
+        grown = largest(random - random * survivors, dropped) if dropped else 0.0 * survivors
+        return survivors + grown
+
+    def _kept(self, space: Space) -> int:
+        return int(_size(space) * (1 - self.sparsity))
+
+    def memory(self, space: Space) -> Memory:
+        """The mask."""
+        return {"mask": space.zeros()}
+
+    @classmethod
+    def variants(cls) -> list[Method]:
+        return [cls(samples=3, every=2), cls(rule="dynamic", every=2, total=8), cls(samples=3, every=2, published=True)]
+
+
+def _size(space: Space) -> int:
+    moves = space.perturbed or [True] * len(space.params)
+    return sum(p.numel() for p, moved in zip(space.params, moves, strict=True) if moved)
+
+
+def largest(scores: Vector, count: int) -> Vector:
+    """The 0/1 mask of the `count` largest entries, over all parameters, devices and shards together.
+
+    Entries must not be negative. Their bits then order as the numbers do, so the threshold is found bit by bit,
+    from the top, by counting: exact, the same on all ranks, and without waiting for the device. Ties with the
+    smallest of them are all kept, zeros never.
+    """
+    ints = [_as_int(t) for t in scores.tensors]
+    bits = ints[0].element_size() * 8 - 1
+    threshold = torch.zeros((), dtype=ints[0].dtype, device=ints[0].device)
+    for bit in reversed(range(bits)):
+        candidate = threshold | (1 << bit)
+        reached = scores.space.total([(t >= candidate.to(t.device)).sum() for t in ints])
+        threshold = torch.where(reached >= count, candidate, threshold)
+    threshold = threshold.clamp(min=1)
+    masks = [(t >= threshold.to(t.device)).to(s.dtype) for t, s in zip(ints, scores.tensors, strict=True)]
+    return Vector(masks, scores.space)
+
+
+def _as_int(t: Tensor) -> Tensor:
+    return t.contiguous().view({8: torch.int64, 4: torch.int32, 2: torch.int16}[t.element_size()])

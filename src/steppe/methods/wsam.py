@@ -1,0 +1,58 @@
+"""Weighted sharpness-aware minimization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..method import HERE, Context, Look, Looks, Method, Number, ascent
+from .plain import Plain
+from .sam import SAM
+
+
+@dataclass(frozen=True)
+class WSAM(Method):
+    """Weighted SAM (Yue, Jiang, Ye, Gao, Liu, Zhang; KDD 2023; arXiv 2305.15817).
+
+    Minimises L + γ/(1−γ) (L_SAM − L). The sharpness term steps beside the base optimizer, so that momentum and
+    preconditioning do not touch it:
+
+        base step with g, then w ← w − η γ/(1−γ) (g(w + ρ g/‖g‖) − g)       (1)
+
+    With ``decoupled=False`` both go through the base: d = (1 − a) g + a g(w + e), a = γ/(1−γ).
+
+    Limits: γ = 0 gives the base optimizer; coupled with γ = 1/2, SAM.
+    """
+
+    rho: Number = 0.05
+    gamma: Number = 0.9
+    decoupled: bool = True
+
+    paper = "arXiv 2305.15817"
+    advice = "How much sharpness counts is a weight of its own; rho can then stay small."
+    cost = 2
+    copies = 3
+    radius = "rho"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.gamma, (int, float)) and not 0 <= self.gamma < 1:
+            raise ValueError(f"WSAM: gamma must be at least 0 and less than 1, not {self.gamma}")
+
+    def looks(self, ctx: Context) -> Looks:
+        """Equation (1)."""
+        g = (yield HERE).grad
+        g_p = (yield Look(self.rho * ascent(g))).grad
+        ctx.note_gap()
+        a = self.gamma / (1 - self.gamma)
+        if not self.decoupled:
+            return (1 - a) * g + a * g_p
+        ctx.step_aside(a * (g_p - g))
+        return g
+
+    @classmethod
+    def variants(cls) -> list[Method]:
+        return [cls(), cls(decoupled=False, gamma=0.7)]
+
+    @classmethod
+    def reduces_to(cls) -> list[tuple[Method, Method]]:
+        return [(cls(gamma=0.0), Plain()), (cls(gamma=0.5, decoupled=False), SAM())]
