@@ -133,3 +133,8 @@ def all_variants() -> list[steppe.Method]:
     """Every method of the package, in every setting it declares."""
     classes = [c for c in steppe.Method.registry.values() if c.__module__.startswith("steppe.methods")]
     return [variant for cls in classes for variant in cls.variants()]
+
+
+def ids(variants: list[steppe.Method]) -> list[str]:
+    """Names that are the same in every process, unlike a repr with a function in it."""
+    return [f"{m.name}-{sum(other.name == m.name for other in variants[:i])}" for i, m in enumerate(variants)]

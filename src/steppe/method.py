@@ -98,7 +98,7 @@ class Context:
 
     @property
     def w(self) -> Vector:
-        """The weights the step started from, wherever it is looking now. To remember them, clone them."""
+        """The weights the step started from, wherever it is looking now."""
         return self.weights()
 
     def remember(self, **values: Vector | Tensor) -> None:

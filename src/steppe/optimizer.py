@@ -50,6 +50,25 @@ class Pass:
         self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
 
 
+class _Scale:
+    """A GradScaler's loss scale: methods see true gradients, the scaler gets a scaled direction back.
+
+    A gradient that overflowed in any look makes the whole direction NaN, also where the method does not use it:
+    then the scaler skips the step, on every rank, and nothing here has to wait for the device to decide.
+    """
+
+    def __init__(self, scaler: GradScaler, device: torch.device):
+        self._scale = scaler.scale(torch.ones((), device=device))
+        self._poison = torch.zeros_like(self._scale)
+
+    def remove(self, grad: Vector) -> None:
+        grad.mul_(1 / self._scale)
+        self._poison = self._poison + 0 * grad.norm()
+
+    def put_back(self, direction: Vector) -> None:
+        direction.mul_(self._scale + self._poison)
+
+
 class SharpnessAware(Optimizer):
     """Wraps a base optimizer so that it steps in the direction of a sharpness-aware method.
 
@@ -216,14 +235,20 @@ class SharpnessAware(Optimizer):
         """One step's looks. Whatever happens, the weights are back when this ends."""
         space = self._space()
         weights, home = space.weights(), None
-        scale = None if scaler is None else scaler.scale(torch.ones((), device=weights.tensors[0].device))
-        ctx = self._context(space, lambda: home or weights)
+
+        def start() -> Vector:
+            nonlocal home  # a copy, made when first needed: the parameters themselves will move
+            home = home or weights.clone()
+            return home
+
+        scale = None if scaler is None else _Scale(scaler, weights.tensors[0].device)
+        ctx = self._context(space, start)
         quiet = (self._begun if first_done else None) or Quiet(self.model, space.params)
         self._begun = None
         used = [False] * len(space.params)  # which parameters a look saw a gradient of
         index = 0
         try:
-            asks = self._looks(ctx, quiet)
+            asks = self._looks(ctx, space, quiet)
             ask = [next(asks)]  # in a list that is emptied before the look: an offset is as large as the model
             while True:
                 if index > 0:
@@ -233,7 +258,7 @@ class SharpnessAware(Optimizer):
                     if home is not None:
                         weights.copy_(home)
                     if look.offset is not None:
-                        home = home or weights.clone()
+                        start()
                         weights.add_(look.offset.perturbed())
                 if home is not None:
                     quiet.weights_moved()
@@ -242,8 +267,12 @@ class SharpnessAware(Optimizer):
                 del look
                 if not (first_done and index == 0):
                     self._clear_gradients(space)
-                noting = quiet.noting_precision if index == 0 and "hvp" in self.method.needs else contextlib.nullcontext
-                with self._looking(), noting():
+                with contextlib.ExitStack() as around:
+                    if index == 0 and "hvp" in self.method.needs:
+                        around.enter_context(quiet.noting_precision())
+                    if report.sample is not None:
+                        around.enter_context(quiet.single_example())
+                    around.enter_context(self._looking())
                     yield report
                 index += 1
                 try:
@@ -273,7 +302,7 @@ class SharpnessAware(Optimizer):
         memory = self._store.recall(self.method, space)
         return Context(self.steps, group["lr"], weights, Draws(space, group.setdefault(_SEED, 0), self.steps), memory)
 
-    def _looks(self, ctx: Context, quiet: Quiet) -> Any:
+    def _looks(self, ctx: Context, space: Space, quiet: Quiet) -> Any:
         """The method's looks; Hessian-vector products become differences unless exact ones are wanted."""
         group_rho = None
         if any("rho" in group for group in self.param_groups):
@@ -282,10 +311,10 @@ class SharpnessAware(Optimizer):
         if "hvp" not in self.method.needs or self.hvp == "exact":
             return asks
         with torch.no_grad():
-            w_norm = ctx.w.perturbed().norm()
+            w_norm = space.weights().perturbed().norm()
         return by_difference(asks, w_norm, quiet.precision, self.hvp == "central")
 
-    def _answer(self, report: Pass, space: Space, used: list[bool], scale: Tensor | None, ctx: Context) -> Any:
+    def _answer(self, report: Pass, space: Space, used: list[bool], scale: _Scale | None, ctx: Context) -> Any:
         """What the method is told about a look."""
         if report.product is not None:
             return report.product.vector
@@ -299,7 +328,7 @@ class SharpnessAware(Optimizer):
         ctx.losses.append(loss)
         return Seen(self._collect(space, used, scale), loss)
 
-    def _collect(self, space: Space, used: list[bool], scale: Tensor | None) -> Vector:
+    def _collect(self, space: Space, used: list[bool], scale: _Scale | None) -> Vector:
         """Take the gradients out of the parameters, as a vector that nothing else writes to."""
         grads: list[Tensor | None] = []
         for i, p in enumerate(space.params):
@@ -315,10 +344,10 @@ class SharpnessAware(Optimizer):
             p.grad = None
         vector = space.vector(grads)
         if scale is not None:
-            vector.mul_(1 / scale)
+            scale.remove(vector)
         return vector
 
-    def _leave(self, direction: Any, space: Space, used: list[bool], scale: Tensor | None, ctx: Context) -> None:
+    def _leave(self, direction: Any, space: Space, used: list[bool], scale: _Scale | None, ctx: Context) -> None:
         """Put the direction into p.grad, apart from anything the method keeps: others will change it in place."""
         if not isinstance(direction, Vector):
             raise TypeError(f"{self.method.name}.looks must return a Vector, not {direction!r}")
@@ -330,7 +359,7 @@ class SharpnessAware(Optimizer):
             if self.local:
                 distributed.average_(direction.tensors, self.model)
             if scale is not None:
-                direction.mul_(scale)
+                scale.put_back(direction)
         for p, grad, has in zip(space.params, space.wrap(direction), used, strict=True):
             p.grad = grad if has else None  # no look saw a gradient: the base must not touch the parameter
         self._pending = space, ctx
@@ -415,6 +444,7 @@ class SharpnessAware(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         # Schedulers and trainers leave a patched `step`, bound to this object, in __dict__.
         gone = {"step": 0, "_opt_called": 0, "_open": None, "_begun": None, "_left": [], "_pending": None}
+        gone["_lr_set"] = None  # compared by identity, which a copy does not have
         state = {k: v for k, v in self.__dict__.items() if k not in gone and not k.startswith("_optimizer_")}
         return {**state, **{k: v for k, v in gone.items() if v != 0}}
 

@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterable
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from .vector import local
@@ -96,6 +97,19 @@ class Quiet:
             yield
         finally:
             hook.remove()
+
+    @contextlib.contextmanager
+    def single_example(self) -> Generator[None, None, None]:
+        """Around a look at one example: batch norm uses its running statistics, for a batch of one has none."""
+        modules = [] if self._model is None else self._model.modules()
+        norms = [m for m in modules if isinstance(m, _BatchNorm) and m.training]
+        for module in norms:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in norms:
+                module.training = True
 
     def precision(self) -> str:
         """The coarsest precision that gradients are computed in, by the name of a dtype (TF32 counts as float16)."""

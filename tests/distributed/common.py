@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -93,7 +93,7 @@ def sharded(
     unsharded = set(unsharded)
     for module in (net.first, net.middle, net):
         fully_shard(module, reshard_after_forward=reshard_after_forward, ignored_params=unsharded, mesh=mesh)
-    for p in unsharded:
+    for p in (p for p in unsharded if p.requires_grad):
         p.register_post_accumulate_grad_hook(average_over_ranks)
     if not reshard_after_backward:
         net.set_reshard_after_backward(False)
@@ -127,10 +127,10 @@ DTYPES = [torch.float64, torch.float32]
 # Methods
 
 
-def all_methods() -> list[Method]:
-    """Every setting that every method of the library wants tested."""
-    library = [c for c in Method.registry.values() if c.__module__.startswith("steppe.methods")]
-    return [method for cls in library for method in cls.variants()]
+def all_methods() -> dict[str, Method]:
+    """Every setting that every method of the library wants tested, by a name that is the same in all processes."""
+    library = {c.__name__: c for c in Method.registry.values() if c.__module__.startswith("steppe.methods")}
+    return {f"{name}-{i}": method for name in sorted(library) for i, method in enumerate(library[name].variants())}
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,7 @@ class Drift(Method):
 
     rho: Number = 0.05
     beta: Number = 0.7
+
     cost = 2
 
     def memory(self, space: steppe.Space):
@@ -151,6 +152,23 @@ class Drift(Method):
         ctx.remember(mean=mean, size=size)
         there = yield Look(self.rho * ascent(mean))
         return there.grad + (0.1 * size) * mean
+
+
+@dataclass(frozen=True)
+class Keeper(Method):
+    """Keeps gradients while it looks elsewhere, and makes sure that they stay what they were."""
+
+    cost = 3
+
+    def looks(self, ctx: steppe.Context):
+        here = yield HERE
+        here_copy = here.grad.clone()
+        there = yield Look(0.5 * ascent(here.grad))
+        there_copy = there.grad.clone()
+        yield Look(-0.5 * ascent(here.grad))
+        assert_identical(here.grad.tensors, here_copy.tensors)
+        assert_identical(there.grad.tensors, there_copy.tensors)
+        return here.grad
 
 
 # Ways to take a step
@@ -224,6 +242,22 @@ def train(opt: SharpnessAware, net: nn.Module, batches: Iterable[Batch], form: C
         form(opt, net, batch.mine)
 
 
+def train_any(opt: SharpnessAware, net: nn.Module, batches: list[Batch], alone: bool = False) -> None:
+    """Train with any method: whatever it needs beside the batch is there. `alone`: in one process, on whole batches."""
+    for batch, other in zip(batches, batches[1:] + batches[:1], strict=True):
+        mine, second = (batch, other) if alone else (batch.mine, other.mine)
+        needed = {
+            "auxiliary": lambda second=second: loss_of(net, second),
+            "sample": lambda i, batch=batch: loss_of(net, Batch(batch.x[i : i + 1], batch.y[i : i + 1])),
+        }
+        opt.step(lambda mine=mine: loss_of(net, mine), **{k: f for k, f in needed.items() if k in opt.method.needs})
+
+
+def tolerance_of(method: Method) -> float:
+    """In float64. A method that takes differences magnifies rounding, by 1e5 and more."""
+    return 1e-6 if {"loss", "hvp"} & method.needs else 1e-12
+
+
 # Comparing
 
 
@@ -282,7 +316,3 @@ def tensors_in(tree: object) -> list[Tensor]:
     if isinstance(tree, dict):
         return [t for key in sorted(tree, key=str) for t in tensors_in(tree[key])]
     return [t for item in tree for t in tensors_in(item)] if isinstance(tree, (list, tuple)) else []
-
-
-def is_sharded(net: nn.Module) -> bool:
-    return isinstance(net, FSDPModule)

@@ -145,7 +145,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Itera
         if report.when == "call" or not report.passed:
             failure = f"({report.when}) {report.longreprtext}\n" if not report.passed else ""
             with open(_scratch(f"rank{os.environ['RANK']}.jsonl"), "a") as results:
-                results.write(json.dumps({"test": item.nodeid, "failure": failure}) + "\n")
+                entry = {"test": item.nodeid, "failure": failure, "seconds": report.duration}
+                results.write(json.dumps(entry) + "\n")
     return report
 
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .setup import Batch, loss_of
+from .common import Batch, loss_of
+
+TINY = 1e-12  # guards every division by a norm
 
 Gradients = list[Tensor | None]
 Loss = Callable[[], Tensor]
@@ -20,7 +22,7 @@ def gradients(loss: Loss, params: Sequence[Tensor]) -> Gradients:
 
 
 def length(grads: Iterable[Tensor | None]) -> Tensor:
-    return torch.stack([g.square().sum() for g in grads if g is not None]).sum().sqrt()
+    return torch.stack([g.square().sum() for g in grads if g is not None]).sum().sqrt() + TINY
 
 
 def gradients_at(loss: Loss, params: Sequence[Tensor], offset: Gradients) -> Gradients:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from steppe import GSAM, HERE, SAM, Look, Method, SharpnessAware, ascent
+from steppe import GSAM, SAM, SharpnessAware
 
 from . import reference
-from .setup import (
+from .common import (
     BASES,
     DDP_KINDS,
     DTYPES,
     FORMS,
     TOLERANCE,
+    Keeper,
     Net,
     all_methods,
     assert_close,
@@ -27,7 +26,9 @@ from .setup import (
     by_loop_in_passes,
     digits,
     loss_of,
+    tolerance_of,
     train,
+    train_any,
     whole,
 )
 
@@ -58,19 +59,16 @@ def test_two_ranks_equal_the_equations_on_the_whole_batch(kind, method, base, dt
 
 
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("method", all_methods(), ids=repr)
+@pytest.mark.parametrize("method", all_methods().values(), ids=all_methods())
 def test_every_method_equals_itself_in_one_process(method, base):
-    batches = digits()
     alone = Net()
-    opt = SharpnessAware(BASES[base](alone.parameters()), method, alone)
-    for batch in batches:
-        opt.step(lambda batch=batch: loss_of(alone, batch))
+    train_any(SharpnessAware(BASES[base](alone.parameters()), method, alone), alone, digits(), alone=True)
 
     net = DDP(Net(), gradient_as_bucket_view=True)
-    train(SharpnessAware(BASES[base](net.parameters()), method, net), net, batches)
+    train_any(SharpnessAware(BASES[base](net.parameters()), method, net), net, digits())
 
     assert_ranks_agree(net)
-    assert_close(net, alone, 1e-12)
+    assert_close(net, alone, tolerance_of(method))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
@@ -105,26 +103,8 @@ def test_micro_batches_are_reduced_once():
     assert reductions.count(0) == 2 * 2, "two looks in each of two steps"
 
 
-@dataclass(frozen=True)
-class Keeper(Method):
-    """Keeps the first gradient while it looks elsewhere, and makes sure that it stays what it was."""
-
-    cost = 3
-
-    def looks(self, ctx):
-        here = yield HERE
-        copy = here.grad.clone()
-        there = yield Look(0.5 * ascent(here.grad))
-        assert_identical(here.grad.tensors, copy.tensors)
-        there_copy = there.grad.clone()
-        yield Look(-0.5 * ascent(here.grad))
-        assert_identical(here.grad.tensors, copy.tensors)
-        assert_identical(there.grad.tensors, there_copy.tensors)
-        return here.grad
-
-
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-@pytest.mark.parametrize("kind", ["bucket-view", "tiny-buckets"])
+@pytest.mark.parametrize("kind", ["default", "bucket-view", "tiny-buckets"])
 def test_kept_gradients_are_not_written_over(kind, form):
     net = DDP(Net(), **DDP_KINDS[kind])
     train(SharpnessAware(BASES["sgd"](net.parameters()), Keeper(), net), net, digits(), form)
@@ -179,6 +159,7 @@ def test_a_parameter_that_no_rank_uses_is_not_touched():
     assert all(p.grad is None for p in net.module.detour.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated:FutureWarning")
 @pytest.mark.parametrize("method", [SAM(rho=0.3), GSAM(rho=0.3)], ids=["sam", "gsam"])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 @pytest.mark.parametrize("broadcast", [True, False], ids=["broadcast-buffers", "own-buffers"])

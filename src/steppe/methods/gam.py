@@ -112,7 +112,7 @@ class GAM(Method):
         state = stepped(self._optimizer, state, slope)
         ctx.remember(**state)
         ctx.metrics.update(gamma=state["gamma"], slope=slope)
-        return g * (1 + 0 * state["gamma"].sum())  # an overflow anywhere must reach the direction
+        return g
 
     def _sized(self, d_t: Vector, d_1: Vector) -> Vector:
         return d_t * (d_1.norm() / (d_t.norm() + TINY)) if self.normalize else d_t
@@ -127,7 +127,7 @@ class GAM(Method):
         """γ and the γ-optimizer's state."""
         if self.gamma is not None:
             return {}
-        zeros = space.weights().norm() * 0 + torch.zeros(self.T, device=space.weights().tensors[0].device)
+        zeros = torch.zeros_like(space.weights().norm()).repeat(self.T)  # in the dtype of a reduction
         # The state an optimizer starts from is the one that a step on a zero gradient makes, set to zero.
         state = stepped(self._optimizer, {"gamma": zeros}, torch.zeros_like(zeros))
         return {name: torch.zeros_like(value) for name, value in state.items()}

@@ -41,12 +41,12 @@ class SASAM(Method):
     def looks(self, ctx: Context) -> Looks:
         """Equations (1) to (3)."""
         here = yield HERE
-        w, last_eta = ctx.w, ctx.memory["eta"]
+        last_eta = ctx.memory["eta"]
         if ctx.step == 0:
             eta = last_eta = torch.as_tensor(ctx.lr, dtype=last_eta.dtype, device=last_eta.device)
             theta = torch.ones_like(eta) if self.published else torch.full_like(eta, torch.inf)
         else:
-            moved = (ctx.memory["w"] - w).perturbed()
+            moved = (ctx.memory["w"] - ctx.w).perturbed()
             before = yield Look(moved)
             smooth = moved.norm() / ((1 if self.published else 2) * (here.grad - before.grad).perturbed().norm() + TINY)
             grown = (1 + self.delta * ctx.memory["theta"]).sqrt() * last_eta
@@ -55,7 +55,7 @@ class SASAM(Method):
             del moved, before
         ctx.set_lr(eta)
         ctx.metrics["eta"] = eta
-        ctx.remember(eta=eta, theta=theta, w=w.clone())
+        ctx.remember(eta=eta, theta=theta, w=ctx.w)
         if not self.perturbs:
             return here.grad
         rho = (last_eta if self.published else eta).sqrt()

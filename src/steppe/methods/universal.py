@@ -48,13 +48,12 @@ def identity(t: Tensor) -> Tensor:
     return t
 
 
-@dataclass(frozen=True)
 class _Sampled(Method):
     """What the members share: look in random directions, weigh what is seen there by ∂φ/∂δ."""
 
-    rho: Number = 0.01
-    n: int = 1
-    lam: Number = 1.0
+    rho: Number  # not fields yet: a member says in which order its own come
+    n: int
+    lam: Number
 
     paper = "arXiv 2406.03682"
     needs: ClassVar[frozenset[str]] = frozenset({"loss"})
@@ -151,7 +150,7 @@ class UniversalSAM(_Sampled):
     @classmethod
     def variants(cls) -> list[Method]:
         two = cls(phi=torch.mul, psi=(torch.square, torch.exp), mu=(sphere, Cube(0.1)), rho=0.5, n=2, lam=0.1)
-        return [cls(mu=steepest, rho=0.05), cls(psi=torch.sinh, mu=normal, n=2, lam=0.1), two]
+        return [cls(mu=steepest, rho=0.05), cls(psi=torch.tanh, mu=normal, n=2, lam=0.1), two]
 
     @classmethod
     def reduces_to(cls) -> list[tuple[Method, Method]]:
@@ -167,6 +166,9 @@ class TraceSAM(_Sampled):
     Published code draws v from a normal distribution and never normalises it: ``gaussian=True``.
     """
 
+    rho: Number = 0.01
+    n: int = 1
+    lam: Number = 1.0
     gaussian: bool = False
 
     advice = "Cheap smoothing in random directions."
@@ -227,6 +229,9 @@ class ProductSAM(_Sampled):
     1/λ_max, or the mean it estimates does not exist; negative σ is always safe.
     """
 
+    rho: Number = 0.01
+    n: int = 1
+    lam: Number = 1.0
     sigma: Number = -0.01
 
     advice = "A row of a table, for completeness."

@@ -1,0 +1,110 @@
+"""Numbers with error bars."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def t_quantile(probability: float, degrees: int) -> float:
+    """The quantile of Student's t distribution, from its closed form for whole degrees of freedom.
+
+    >>> round(t_quantile(0.975, 9), 4)
+    2.2622
+    """
+    if degrees < 1:
+        return math.inf
+    low, high = 0.0, 1e4
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_within(middle, degrees) < 2 * probability - 1 else (low, middle)
+    return (low + high) / 2
+
+
+def _t_within(t: float, degrees: int) -> float:
+    """P(|T| < t): a finite sum of powers of cos θ, θ = arctan(t/√ν) (Abramowitz & Stegun 26.7.3-4)."""
+    angle = math.atan(t / math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
+    for k in range(1 + odd, degrees, 2):
+        total += term
+        term *= cosine**2 * k / (k + 1)
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number, how sure it is, and what it cost.
+
+    `samples` are the independent values that it is the mean of: `difference` pairs them across models.
+    """
+
+    value: float
+    standard_error: float
+    low: float  # the 95% t interval
+    high: float
+    converged: bool  # whether the requested relative error was reached
+    matvecs: int = 0
+    seconds: float = 0.0
+    seed: int = 0
+    method: str = ""
+    samples: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
+
+    @classmethod
+    def of(cls, samples: Tensor, *, rtol: float | None = None, error: float | None = None, **rest: Any) -> Estimate:
+        """The mean of independent samples, or of dependent ones whose standard error is known."""
+        samples = samples.detach().double().cpu()
+        value, count = float(samples.mean()), len(samples)
+        if error is None:
+            error = float(samples.std() / math.sqrt(count)) if count > 1 else math.inf
+        reach = 0.0 if error == 0 else t_quantile(0.975, count - 1) * error
+        converged = True if rtol is None else error <= rtol * abs(value)
+        return cls(value, error, value - reach, value + reach, converged, samples=samples, **rest)
+
+    @classmethod
+    def exact(cls, value: float, **rest: Any) -> Estimate:
+        """A number without sampling error."""
+        return cls(value, 0.0, value, value, True, **rest)
+
+    def __str__(self) -> str:
+        warning = "" if self.converged else "  (requested error not reached)"
+        return f"{self.value:.6g} ± {self.standard_error:.2g} [{self.low:.6g}, {self.high:.6g}]{warning}"
+
+
+def difference(a: Estimate, b: Estimate) -> Estimate:
+    """a − b. With the same seed both used the same random vectors, so that much of the error cancels.
+
+    >>> a = Estimate.of(torch.tensor([1.0, 2.0, 3.0]), seed=1)
+    >>> b = Estimate.of(torch.tensor([0.9, 2.1, 3.0]), seed=1)
+    >>> round(difference(a, b).standard_error, 3), round((a.standard_error**2 + b.standard_error**2) ** 0.5, 3)
+    (0.058, 0.838)
+    """
+    cost = {"matvecs": a.matvecs + b.matvecs, "seconds": a.seconds + b.seconds, "seed": a.seed}
+    shared = min(len(a.samples), len(b.samples))
+    if a.seed == b.seed and a.method == b.method and shared > 1:
+        return Estimate.of(a.samples[:shared] - b.samples[:shared], method="paired", **cost)
+    error = math.hypot(a.standard_error, b.standard_error)
+    value, reach = a.value - b.value, 1.96 * error
+    return Estimate(value, error, value - reach, value + reach, True, method="unpaired", **cost)
+
+
+def as_json(result: Any) -> Any:
+    """A result as plain numbers, lists and names: what `json.dump` takes. Vectors and samples are left out."""
+    if hasattr(result, "__dataclass_fields__"):
+        left_out = {f.name for f in fields(result) if not f.repr}
+        shallow = {f.name: getattr(result, f.name) for f in fields(result) if f.name not in left_out}
+        return {name: as_json(value) for name, value in shallow.items()}
+    if isinstance(result, Tensor):
+        return as_json(result.tolist())
+    if isinstance(result, dict):
+        return {str(key): as_json(value) for key, value in result.items()}
+    if isinstance(result, (list, tuple)):
+        return [as_json(value) for value in result]
+    if isinstance(result, float) and not math.isfinite(result):
+        return str(result)  # JSON has no NaN
+    return result

@@ -1,0 +1,56 @@
+"""Each method, driven by the optimizer on a real net, against its equations typed again in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import problems
+import reference
+import steppe
+from steppe.draws import Draws
+from steppe.vector import Space
+
+VARIANTS = problems.all_variants()
+WITH_PRODUCTS = [m for m in VARIANTS if "hvp" in m.needs]
+
+
+def draw_like(model, step: int):
+    """The library's draws of a step, flattened: the equations are checked, not the generator."""
+    draws = Draws(Space(list(model.parameters())), seed=0, step=step)
+    return lambda kind, *args: problems.flat(getattr(draws, kind)(*args).tensors)
+
+
+@pytest.mark.parametrize("method", VARIANTS, ids=problems.ids(VARIANTS))
+def test_direction_follows_the_equations(method):
+    model = problems.seeded(problems.mlp)
+    base = torch.optim.SGD(model.parameters(), lr=0.05)
+    opt = steppe.SharpnessAware(base, method, model, hvp="exact")
+    state: dict = {}
+    for step, data in enumerate(problems.steps(6)):
+        w, lr = problems.weights(model), float(base.param_groups[0]["lr"])
+        problem = reference.Problem(model, data, step, lr, draw_like(model, step))
+        expected = getattr(reference, method.name.lower())(problem, w, method, state)
+        expected, aside = expected if isinstance(expected, tuple) else (expected, torch.zeros_like(w))
+        opt.gradient(**data.closures(model))
+        direction = problems.flat(p.grad for p in model.parameters())
+        assert torch.equal(problems.weights(model), w)
+        # The guard of 1e-12 in divisions by a norm shows at this size where small differences are scaled up (LookSAM).
+        torch.testing.assert_close(direction, expected, rtol=1e-10, atol=5e-12)
+        opt.step()
+        lr = state.get("lr", lr)
+        torch.testing.assert_close(problems.weights(model), w - lr * (expected + aside), rtol=1e-10, atol=5e-12)
+
+
+@pytest.mark.parametrize("method", WITH_PRODUCTS, ids=problems.ids(WITH_PRODUCTS))
+@pytest.mark.parametrize("hvp", ["forward", "central"])
+def test_products_by_difference_give_nearly_the_same(method, hvp):
+    ends, looks = {}, {}
+    for mode in (hvp, "exact"):
+        model = problems.seeded(problems.mlp)
+        opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.05), method, model, hvp=mode)
+        for data in problems.steps(3):
+            opt.step(**data.closures(model))
+        ends[mode], looks[mode] = problems.weights(model), opt.metrics["looks"]
+    torch.testing.assert_close(ends[hvp], ends["exact"], rtol=1e-5, atol=1e-6)
+    assert looks[hvp] - looks["exact"] == (2 if hvp == "central" else 0)  # two products, one more look for each
