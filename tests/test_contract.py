@@ -225,11 +225,9 @@ def test_leaving_a_look_leaves_nothing_behind(method, what):
 @every_variant
 def test_an_unperturbed_group_never_moves(method):
     model = seeded(problems.mlp)
-    groups = [
-        {"params": [model[0].weight, model[2].bias]},
-        {"params": [model[0].bias, model[2].weight], "perturb": False},
-    ]
-    opt = steppe.SharpnessAware(torch.optim.SGD(groups, lr=0.05), method, model)
+    free, still = [model[0].weight, model[2].bias], [model[0].bias, model[2].weight]
+    base = torch.optim.SGD([{"params": free}, {"params": still, "perturb": False}], lr=0.05)
+    opt = steppe.SharpnessAware(base, method, model)
     moved = False
     for data in problems.steps(3):
         before = [p.detach().clone() for p in (*free, *still)]

@@ -295,10 +295,10 @@ class SharpnessAware(Optimizer):
 
     def _context(self, space: Space, weights: Callable[[], Vector]) -> Context:
         group = self.param_groups[0]
-        if self._lr_set is not None and any(g["lr"] is not self._lr_set for g in self.param_groups):
-            raise RuntimeError(
-                f"{self.method.name} sets the learning rate itself: remove the scheduler that changes it"
-            )
+        if "lr" in self.method.needs:
+            foreign = self._lr_set is not None and any(g["lr"] is not self._lr_set for g in self.param_groups)
+            if foreign or any("initial_lr" in g for g in self.param_groups):  # the mark a scheduler leaves
+                raise RuntimeError(f"{self.method.name} sets the learning rate itself: remove the scheduler")
         memory = self._store.recall(self.method, space)
         return Context(self.steps, group["lr"], weights, Draws(space, group.setdefault(_SEED, 0), self.steps), memory)
 

@@ -61,6 +61,10 @@ class Quiet:
         self._sharded = [m for m in model.modules() if isinstance(m, FSDPModule)] if model is not None else []
         self._before = self._snapshot()
         self._after: Snapshot | None = None
+        # Parameters of the model that are another optimizer's: extra looks must not add to their gradients.
+        ours = {id(p) for p in params}
+        self._others = [] if model is None else [p for p in model.parameters() if id(p) not in ours]
+        self._others_grads: list[Tensor | None] = []
         self._autocast: torch.dtype | None = None
 
     def _snapshot(self) -> Snapshot:
@@ -70,16 +74,26 @@ class Quiet:
         """Before each extra look: as before the first one."""
         if self._after is None:
             self._after = self._snapshot()
+            self._others_grads = [p.grad for p in self._others]
+        for p in self._others:
+            p.grad = None
         self._before.restore()
 
     def settle(self) -> None:
         """After the last look: as after the first one."""
         if self._after is not None:
             self._after.restore()
+            self._give_back_gradients()
 
     def undo(self) -> None:
         """After an exception: as if the step had never begun."""
         self._before.restore()
+        if self._after is not None:
+            self._give_back_gradients()
+
+    def _give_back_gradients(self) -> None:
+        for p, grad in zip(self._others, self._others_grads, strict=True):
+            p.grad = grad
 
     @contextlib.contextmanager
     def noting_precision(self) -> Generator[None, None, None]:

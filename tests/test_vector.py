@@ -1,0 +1,160 @@
+"""The vector type against a loop over flat float64 tensors."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steppe import Space, Vector, reject, unit
+from steppe.vector import Each
+
+SHAPES = [(3, 2), (), (0, 4), (5,), (1, 1, 2)]
+
+
+def vectors(seed: int, dtype: torch.dtype = torch.float64, count: int = 2) -> list[Vector]:
+    generator = torch.Generator().manual_seed(seed)
+    space = Space([torch.zeros(shape, dtype=dtype) for shape in SHAPES])
+    draws = [[torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in SHAPES] for _ in range(count)]
+    return [Vector(tensors, space) for tensors in draws]
+
+
+def flat(v: Vector) -> torch.Tensor:
+    return torch.cat([t.double().reshape(-1) for t in v.tensors])
+
+
+UNARY = {
+    "negative": (lambda v: -v, lambda x: -x),
+    "abs": (Vector.abs, torch.abs),
+    "square": (lambda v: v**2, torch.square),
+    "sqrt": (lambda v: v.abs().sqrt(), lambda x: x.abs().sqrt()),
+    "twice": (lambda v: 2 * v, lambda x: 2 * x),
+    "third": (lambda v: v / 3, lambda x: x / 3),
+    "tensor factor": (lambda v: torch.tensor(0.5, dtype=torch.float64) * v, lambda x: 0.5 * x),
+    "two factors": (lambda v: 3 * (v * torch.tensor(0.5, dtype=torch.float64)), lambda x: 1.5 * x),
+    "shift": (lambda v: v + 1.5, lambda x: x + 1.5),
+    "unit": (unit, lambda x: x / x.norm()),
+    "map": (lambda v: v.map(torch.tanh), torch.tanh),
+    "clone": (Vector.clone, torch.clone),
+}
+BINARY = {
+    "plus": (lambda a, b: a + b, lambda x, y: x + y),
+    "minus": (lambda a, b: a - b, lambda x, y: x - y),
+    "times": (lambda a, b: a * b, lambda x, y: x * y),
+    "over": (lambda a, b: a / b, lambda x, y: x / y),
+    "scaled sum": (lambda a, b: 2 * a + 3 * b, lambda x, y: 2 * x + 3 * y),
+    "reject": (reject, lambda x, y: x - (x @ y) / (y @ y) * y),
+}
+
+
+@pytest.mark.parametrize("name", UNARY)
+@given(seed=st.integers(0, 2**31))
+def test_unary(name, seed):
+    ours, theirs = UNARY[name]
+    (v,) = vectors(seed, count=1)
+    torch.testing.assert_close(flat(ours(v)), theirs(flat(v)), rtol=1e-12, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", BINARY)
+@given(seed=st.integers(0, 2**31))
+def test_binary(name, seed):
+    ours, theirs = BINARY[name]
+    a, b = vectors(seed)
+    torch.testing.assert_close(flat(ours(a, b)), theirs(flat(a), flat(b)), rtol=1e-10, atol=1e-10)
+
+
+@given(seed=st.integers(0, 2**31), factor=st.floats(-3, 3))
+def test_reductions(seed, factor):
+    a, b = vectors(seed)
+    torch.testing.assert_close((factor * a) @ (2 * b), 2 * factor * flat(a) @ flat(b), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close((factor * a).norm(), abs(factor) * flat(a).norm())
+    torch.testing.assert_close((a * torch.tensor(factor)).norm(), flat(a).norm() * abs(torch.tensor(factor)))
+
+
+def test_nothing_is_changed_by_arithmetic():
+    a, b = vectors(0)
+    before = [t.clone() for t in (*a.tensors, *b.tensors)]
+    for _, (op, _) in UNARY.items():
+        op(a)
+    for _, (op, _) in BINARY.items():
+        op(a, b)
+    assert all(torch.equal(x, y) for x, y in zip(before, (*a.tensors, *b.tensors), strict=True))
+
+
+@pytest.mark.parametrize("factor", [None, 0.5, torch.tensor(0.5), torch.tensor(0.5, dtype=torch.float64)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_add_in_place(factor, dtype):
+    a, b = vectors(0, dtype)
+    expected = flat(a) + (1 if factor is None else 0.5) * flat(b)
+    tensors = a.tensors
+    a.add_(b if factor is None else factor * b)
+    assert a.tensors is tensors
+    torch.testing.assert_close(flat(a), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_factor_for_each_parameter():
+    (v,) = vectors(0, count=1)
+    scaled = Each([1.0, 2.0, 3.0, 4.0, 5.0]) * v
+    for i, (a, b) in enumerate(zip(scaled.tensors, v.tensors, strict=True)):
+        torch.testing.assert_close(a, (i + 1) * b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_reduces_in_float32(dtype):
+    big = Vector([torch.full((1000,), 300.0, dtype=dtype)])  # squares and sums leave float16's range
+    assert big.norm().dtype == torch.float32
+    torch.testing.assert_close(big.norm(), torch.tensor(300.0 * 1000**0.5))
+    torch.testing.assert_close(big @ big, torch.tensor(300.0**2 * 1000))
+    assert unit(big).tensors[0].dtype == dtype
+    torch.testing.assert_close(unit(big).norm(), torch.tensor(1.0), rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_unit_vector_of_zero_is_zero(dtype):
+    zero = Vector([torch.zeros(3, dtype=dtype), torch.zeros((), dtype=dtype)])
+    assert all(torch.equal(t, torch.zeros_like(t)) and t.dtype == dtype for t in unit(zero).tensors)
+
+
+def test_several_dtypes_in_one_vector():
+    v = Vector([torch.ones(3, dtype=torch.bfloat16), torch.ones(6, dtype=torch.float32)])
+    torch.testing.assert_close(v.norm(), torch.tensor(3.0))
+    assert [t.dtype for t in (v * torch.tensor(0.5)).tensors] == [torch.bfloat16, torch.float32]
+
+
+def test_zero_on_what_may_not_be_perturbed():
+    tensors = [torch.ones(2), torch.ones(3)]
+    v = 2 * Vector(tensors, Space(tensors, perturbed=[True, False]))
+    assert flat(v.perturbed()).tolist() == [2, 2, 0, 0, 0]
+    assert flat(v).tolist() == [2, 2, 2, 2, 2]
+
+
+def test_missing_gradients_are_zeros():
+    params = [torch.ones(2), torch.ones(3)]
+    assert flat(Space(params).vector([None, 2 * params[1]])).tolist() == [0, 0, 2, 2, 2]
+
+
+def test_copies():
+    (v,) = vectors(0, count=1)
+    for twin in (copy.deepcopy(v), pickle.loads(pickle.dumps(v))):
+        assert torch.equal(flat(twin), flat(v)) and twin.space is not v.space
+
+
+def test_only_numbers_scale_a_vector():
+    (v,) = vectors(0, count=1)
+    with pytest.raises(TypeError, match="a number, a 0-d tensor or a Vector"):
+        v * torch.ones(3)
+    with pytest.raises(TypeError, match="a number"):
+        v * "2"  # pyright: ignore
+    assert repr(v) == "Vector(5 tensors, 14 entries)"
+
+
+@pytest.mark.cuda
+def test_several_devices():
+    v = Vector([torch.ones(3), torch.ones(6, device="cuda")])
+    assert float(v.norm()) == 3
+    assert [t.device.type for t in (v * torch.tensor(0.5)).tensors] == ["cpu", "cuda"]
+    assert float((v * torch.tensor(2.0)) @ v) == 18
