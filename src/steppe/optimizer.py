@@ -92,8 +92,6 @@ class SharpnessAware(Optimizer):
     >>> loss = opt.step(lambda: nn.functional.mse_loss(model(x), y))
     """
 
-    _step_supports_amp_scaling = False  # a fused base must not make GradScaler leave the unscaling to us
-
     def __init__(
         self,
         base: Optimizer,
@@ -122,6 +120,7 @@ class SharpnessAware(Optimizer):
         self._open: weakref.ref[Any] | None = None  # the looks under way
         self._begun: Quiet | None = None
         self._lr_set: Any = None  # the learning rate the method has set
+        self._scaler_steps = False  # a GradScaler is calling
         Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
         for group in self.param_groups:
             self._check_group(group)
@@ -138,6 +137,12 @@ class SharpnessAware(Optimizer):
         """Add a parameter group to the base optimizer."""
         self.base.add_param_group(param_group)
         self._check_group(self.param_groups[-1])
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """GradScaler asks just before it calls step. A fused base must not make it leave the unscaling to us."""
+        self._scaler_steps = True
+        return False
 
     @property
     def steps(self) -> int:
@@ -226,7 +231,7 @@ class SharpnessAware(Optimizer):
         self._begun = Quiet(self.model, self._trainable())
 
     def _start(self, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
-        self._pending = None
+        self._pending, self._scaler_steps = None, False
         run = self._run(scaler, first_done)
         self._open = weakref.ref(run)  # weak: a loop that is left early must end, and restore, at once
         return run
@@ -373,8 +378,13 @@ class SharpnessAware(Optimizer):
         returns the loss at w. (Directly after `gradient` or `passes`, a closure is only called, as trainers expect.)
         """
         self._close()
-        loss = None
+        loss, by_scaler, self._scaler_steps = None, self._scaler_steps, False
         if closure is not None and self._pending is None:
+            if by_scaler:
+                raise RuntimeError(
+                    "scaler.step(opt, closure) would step along scaled gradients: call opt.gradient(closure, "
+                    "scaler=scaler) first, then scaler.step(opt)"
+                )
             loss = self.gradient(closure, **batches)
         elif callable(closure):
             with torch.enable_grad():

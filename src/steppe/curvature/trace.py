@@ -150,7 +150,7 @@ class _Probing:
             while in_vain < 2:
                 chunk = min(max(8, run.dimension // 8), most - run.dimension)
                 before = self.probes_needed(values, values)
-                if chunk <= 0 or before < _LEAST or self.matvecs + run.matvecs - spent + chunk > self.max_matvecs:
+                if chunk <= 0 or before < _LEAST / 4 or self.matvecs + run.matvecs - spent + chunk > self.max_matvecs:
                     break
                 run.extend(run.dimension + chunk)
                 grown = self.residual_samples(run, pilot, products)
