@@ -26,7 +26,7 @@ from .wsam import WSAM
 __all__ = [
     "ASAM", "CRSAM", "FSAM", "GAM", "GNAM", "GNP", "GSAM", "SAM", "SASAM", "SASGD", "SSAM", "WSAM", "DetSAM",
     "EntropySGD", "Every", "FrobSAM", "GNAMFast", "LookSAM", "Plain", "ProductSAM", "TraceSAM", "UniversalSAM",
-    "by_name", "method_names",
+    "by_name", "find", "method_names",
 ]  # fmt: skip
 
 ALIASES = {"gam-norm": "gnam", "gamnorm": "gnam", "cr-sam": "crsam", "sa-sam": "sasam", "sa-sgd": "sasgd"}
@@ -34,20 +34,26 @@ ALIASES = {"gam-norm": "gnam", "gamnorm": "gnam", "cr-sam": "crsam", "sa-sam": "
 
 def method_names() -> list[str]:
     """The names `wrap` knows."""
-    return sorted(name for name in Method.registry)
+    return sorted(Method.registry)
 
 
-def by_name(name: str, **settings: Any) -> Method:
-    """Make a method from its name.
-
-    >>> by_name("gsam", alpha=0.2)
-    GSAM(rho=0.05, alpha=0.2, objective='fp-h', ascent='plain', eta=0.01)
-    """
+def find(name: str) -> type[Method]:
+    """The method of a name."""
     cls = Method.registry.get(ALIASES.get(name.lower(), name.lower()))
     if cls is None:
         close = difflib.get_close_matches(name.lower(), method_names(), n=1, cutoff=0.4)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(f"no method is called {name!r}; {hint}known: {', '.join(method_names())}")
+    return cls
+
+
+def by_name(name: str, **settings: Any) -> Method:
+    """Make a method from its name.
+
+    >>> by_name("sam", rho=0.2)
+    SAM(rho=0.2, normalize=True)
+    """
+    cls = find(name)
     try:
         return cls(**settings)
     except TypeError as error:

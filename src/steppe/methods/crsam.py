@@ -28,7 +28,7 @@ class CRSAM(Method):
     beta: Number = 0.01
 
     paper = "arXiv 2312.13555"
-    advice = "A strong rival on small convolutional nets at three looks."
+    advice = "Three looks; in GAM's paper the best on most convolutional nets."
     cost = 3
     copies = 4
     radius = "rho"

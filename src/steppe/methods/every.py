@@ -22,6 +22,9 @@ class Every(Method):
     k: Number
     method: Method
 
+    paper = "arXiv 2303.03108"
+    advice = "Any method at a fraction of its cost."
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if callable(self.k) or self.k < 1:

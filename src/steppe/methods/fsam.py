@@ -26,7 +26,7 @@ class FSAM(Method):
     lam: Number = 0.9
 
     paper = "arXiv 2403.12350"
-    advice = "SAM that perturbs less along the full gradient; helps with noisy batches."
+    advice = "SAM that perturbs along what is special to the batch, not along the full gradient."
     cost = 2
     copies = 3
     radius = "rho"

@@ -91,7 +91,7 @@ class GNAMFast(Method):
     weighting: Literal["paper", "published"] = "paper"
 
     paper = "arXiv 2303.03108"
-    advice = "First-order flatness at four looks; on every tenth step (Every) it keeps most of its gain."
+    advice = "First-order flatness at four looks; its paper keeps most of the gain on every tenth step (Every)."
     cost = 4
     copies = 5
     nonnegative = ("rho", "rho_prime")

@@ -29,7 +29,7 @@ class LookSAM(Method):
     k: int = 10
 
     paper = "arXiv 2203.02714"
-    advice = "Most of SAM's gain for little more than one look a step."
+    advice = "SAM at little more than one look a step; its paper keeps most of the gain."
     copies = 3
     nonnegative = ("rho", "alpha")
     radius = "rho"

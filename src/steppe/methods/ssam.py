@@ -45,7 +45,7 @@ class SSAM(Method):
     published: bool = False
 
     paper = "arXiv 2210.05177"
-    advice = "SAM on half the weights: as good in its paper; it saves no time on dense hardware."
+    advice = "SAM on half the weights; saves no time on dense hardware."
     copies = 4
     radius = "rho"
 
