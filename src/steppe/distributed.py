@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -30,3 +31,33 @@ def mean(value: Tensor, model: nn.Module | None) -> Tensor:
     value = value.clone()
     torch.distributed.all_reduce(value, group=group)
     return value / torch.distributed.get_world_size(group)
+
+
+def can_skip_sync(model: nn.Module | None) -> bool:
+    """Whether DDP can leave a pass unsynchronised: not the first one of a static graph, which it records."""
+    if not isinstance(model, DistributedDataParallel):
+        return False
+    return not model.static_graph or getattr(model, "_static_graph_delay_allreduce_enqueued", True)
+
+
+def no_sync(model: nn.Module | None) -> contextlib.AbstractContextManager[None]:
+    """Let DDP keep the gradients of a pass to itself, where it can."""
+    if isinstance(model, DistributedDataParallel) and can_skip_sync(model):
+        return model.no_sync()
+    return contextlib.nullcontext()
+
+
+def sync_buffers_next(model: nn.Module | None) -> None:
+    """Let DDP hand out rank 0's buffers in the next forward, as it does before each step of plain training."""
+    assert isinstance(model, DistributedDataParallel)
+    model.require_forward_param_sync = True
+
+
+def used_anywhere(used: list[bool], model: nn.Module | None) -> list[bool]:
+    """Which parameters any replica used. DDP asks the same where it is told that some may go unused."""
+    assert isinstance(model, DistributedDataParallel)
+    if not (model.find_unused_parameters or model.static_graph):
+        return [True] * len(used)  # DDP demands it
+    flags = torch.tensor(used, dtype=torch.int32, device=next(model.parameters()).device)
+    torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX, group=model.process_group)
+    return [bool(flag) for flag in flags.tolist()]

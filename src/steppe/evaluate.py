@@ -29,7 +29,7 @@ def evaluate(
     closures = _as_list(closures)
     total, calls_backward = None, None
     for closure in closures:
-        with _no_sync(model) if closure is not closures[-1] else contextlib.nullcontext():
+        with distributed.no_sync(model) if closure is not closures[-1] else contextlib.nullcontext():
             loss = _loss(closure)
             if calls_backward is None:
                 calls_backward = any(p.grad is not None for p in params)
@@ -51,7 +51,7 @@ def hessian_product(closures: Closures, look: Pass, params: Sequence[Tensor], mo
             'hvp="exact" is impossible under FSDP2, which does not support double backward: use "central"'
         )
     total = None
-    with _no_sync(model), sdpa_kernel(SDPBackend.MATH):  # other attention kernels have no second derivative
+    with distributed.no_sync(model), sdpa_kernel(SDPBackend.MATH):  # other attention kernels have no second derivative
         for closure in _as_list(closures):
             loss = _loss(closure)
             if any(p.grad is not None for p in params):
@@ -74,10 +74,6 @@ def _as_list(closures: Closures) -> list[Closure]:
     if not closures:
         raise ValueError("the list of closures is empty")
     return closures
-
-
-def _no_sync(model: nn.Module | None) -> contextlib.AbstractContextManager[None]:
-    return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
 
 
 def _loss(closure: Closure) -> Tensor:

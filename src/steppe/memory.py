@@ -8,7 +8,8 @@ an entry there as a sign that its own state exists.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
 from torch import Tensor
@@ -37,7 +38,7 @@ class Store:
                     for p, t in zip(space.params, value.tensors, strict=True):
                         self._vectors[p].setdefault(name, t)
                 else:
-                    self._others.setdefault(name, value)
+                    self._others.setdefault(name, value.clone())  # loading writes into them: no two may be one
         memory: Memory = dict(self._others)
         for name in self._vectors[space.params[0]]:
             memory[name] = Vector([self._vectors[p][name].to(local(p).device) for p in space.params], space)
@@ -52,16 +53,29 @@ class Store:
             else:
                 self._others[name] = value.detach()
 
+    def joined(self, state: Any) -> Any:
+        """The base optimizer's state, with this memory inside: what distributed checkpoints look at."""
+        return _Joined(state, self) if any(self._vectors.values()) or self._others else state
+
+    def of(self, p: Tensor) -> dict[str, Tensor]:
+        """What is remembered with one parameter, as it is saved."""
+        kept = {_VECTOR + name: value for name, value in self._vectors.get(p, {}).items()}
+        kept = {name: wrap_like(value, p) if isinstance(p, DTensor) else value for name, value in kept.items()}
+        if p is next(iter(self._vectors), None):
+            kept |= {_OTHER + name: value for name, value in self._others.items()}
+        return kept
+
     def save(self, state_dict: dict[str, Any], params: Iterable[Tensor]) -> dict[str, Any]:
         """The base optimizer's state_dict, with this memory inside."""
         state = {key: dict(entry) for key, entry in state_dict["state"].items()}  # copies: these are the base's own
-        ids = _ids(state_dict)
+        ids, params = _ids(state_dict), list(params)
         for key, p in zip(ids, params, strict=True):
             for name, value in self._vectors.get(p, {}).items():
                 value = wrap_like(value, p) if isinstance(p, DTensor) else value
                 state.setdefault(key, {})[_VECTOR + name] = value
-        for name, value in self._others.items():
-            state.setdefault(ids[0], {})[_OTHER + name] = value
+        first = next((key for key, p in zip(ids, params, strict=True) if p.requires_grad), ids[0])
+        for name, value in self._others.items():  # not with a frozen parameter: distributed checkpoints drop its state
+            state.setdefault(first, {})[_OTHER + name] = value
         return {**state_dict, "state": state}
 
     def load(self, state_dict: dict[str, Any], params: Iterable[Tensor]) -> dict[str, Any]:
@@ -80,6 +94,29 @@ class Store:
                 elif name.startswith(_OTHER):
                     self._others[name.removeprefix(_OTHER)] = value.detach().clone()
         return {**state_dict, "state": rest}
+
+
+class _Joined(MutableMapping):
+    """Reads as the base's state with a method's memory inside; what is written goes to the base."""
+
+    def __init__(self, state: Any, store: Store):
+        self._state, self._store = state, store
+
+    def __getitem__(self, p: Tensor) -> Any:
+        own = self._store.of(p)
+        return ChainMap(self._state[p], own) if own else self._state[p]
+
+    def __setitem__(self, p: Tensor, entry: Any) -> None:
+        self._state[p] = {k: v for k, v in entry.items() if not str(k).startswith((_VECTOR, _OTHER))}
+
+    def __delitem__(self, p: Tensor) -> None:
+        del self._state[p]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
 
 
 def _ids(state_dict: dict[str, Any]) -> list[Any]:

@@ -81,7 +81,8 @@ class SharpnessAware(Optimizer):
             statistics), modes and gathered shards are kept right in the extra looks. Leave it out only if the
             model has no buffers and no shards.
         local: under DDP, let every rank look around on its own batch alone and average only the directions
-            ("m-sharpness": what the SAM and GSAM papers did). Saves all all-reduces but one.
+            ("m-sharpness": what the SAM and GSAM papers did). Saves all all-reduces but one. What a method
+            remembers is then each rank's own.
         hvp: how Hessian-vector products are made, in methods that need them: from a "forward" or "central"
             difference of gradients, or "exact" by double backward (closures that do not call backward only).
         seed: of the method's random draws, which are the same on all ranks.
@@ -130,7 +131,7 @@ class SharpnessAware(Optimizer):
     # The base owns parameter groups, state and defaults
 
     param_groups: Any = property(lambda s: s.base.param_groups, lambda s, v: setattr(s.base, "param_groups", v))
-    state: Any = property(lambda s: s.base.state, lambda s, v: setattr(s.base, "state", v))
+    state: Any = property(lambda s: s._store.joined(s.base.state), lambda s, v: setattr(s.base, "state", v))
     defaults: Any = property(lambda s: s.base.defaults, lambda s, v: setattr(s.base, "defaults", v))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -251,6 +252,9 @@ class SharpnessAware(Optimizer):
         quiet = (self._begun if first_done else None) or Quiet(self.model, space.params)
         self._begun = None
         used = [False] * len(space.params)  # which parameters a look saw a gradient of
+        apart = self.local and distributed.can_skip_sync(self.model)
+        if apart:
+            distributed.sync_buffers_next(self.model)
         index = 0
         try:
             asks = self._looks(ctx, space, quiet)
@@ -277,7 +281,8 @@ class SharpnessAware(Optimizer):
                         around.enter_context(quiet.noting_precision())
                     if report.sample is not None:
                         around.enter_context(quiet.single_example())
-                    around.enter_context(self._looking())
+                    if apart:
+                        around.enter_context(distributed.no_sync(self.model))
                     yield report
                 index += 1
                 try:
@@ -329,7 +334,7 @@ class SharpnessAware(Optimizer):
                 raise RuntimeError(
                     f"{self.method.name} needs the loss of every look: call look.report(loss) in the loop"
                 )
-            loss = distributed.mean(loss, self.model)
+            loss = loss if self.local else distributed.mean(loss, self.model)
         ctx.losses.append(loss)
         return Seen(self._collect(space, used, scale), loss)
 
@@ -342,9 +347,9 @@ class SharpnessAware(Optimizer):
                 used[i] = True
                 if grad.is_sparse:
                     raise TypeError("sparse gradients are not supported: use nn.Embedding(sparse=False)")
-                grad = grad.detach()
-                if local(grad)._base is not None:  # DDP's gradient_as_bucket_view: the next look would overwrite it
-                    grad = grad.clone()
+                if grad._base is not None and local(grad) is grad:
+                    grad = grad.clone()  # DDP's gradient_as_bucket_view: the next look would overwrite it
+                grad = grad.detach()  # only now: a detached view no longer says that it is one
             grads.append(grad)
             p.grad = None
         vector = space.vector(grads)
@@ -363,6 +368,10 @@ class SharpnessAware(Optimizer):
                 direction = direction.clone()
             if self.local:
                 distributed.average_(direction.tensors, self.model)
+                used = distributed.used_anywhere(used, self.model)
+                for name, wish in ctx.wishes.items():
+                    ctx.wishes[name] = wish = wish.clone()
+                    distributed.average_(wish.tensors if isinstance(wish, Vector) else [wish], self.model)
             if scale is not None:
                 scale.put_back(direction)
         for p, grad, has in zip(space.params, space.wrap(direction), used, strict=True):
@@ -474,16 +483,6 @@ class SharpnessAware(Optimizer):
         if not moves:
             raise RuntimeError("the base optimizer has no parameter that requires a gradient")
         return Space(self._trainable(), moves)
-
-    @contextlib.contextmanager
-    def _looking(self) -> Generator[None, None, None]:
-        """Around one look: with local=True, DDP keeps the gradients to itself."""
-        ddp = self.model
-        if not (self.local and isinstance(ddp, DistributedDataParallel)) or (ddp.static_graph and self.steps == 0):
-            yield  # a static graph is recorded in the first iteration, which must be synchronised
-        else:
-            with ddp.no_sync():
-                yield
 
     def _clear_gradients(self, space: Space) -> None:
         for p in space.params:

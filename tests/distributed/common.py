@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -41,10 +42,15 @@ class Batch(NamedTuple):
 
 def digits(dtype: torch.dtype = torch.float64, steps: int = STEPS, detour: bool = False) -> list[Batch]:
     """Batches of handwritten digits. With `detour`, every second step takes it, the first does not."""
-    x, y = load_digits(return_X_y=True)
-    x, y = torch.tensor(x, dtype=dtype) / 16, torch.tensor(y)
-    chunks = zip(x.split(BATCH), y.split(BATCH), range(steps), strict=False)
+    x, y = _images_and_labels()
+    chunks = zip((x / 16).to(dtype).split(BATCH), y.split(BATCH), range(steps), strict=False)
     return [Batch(images, labels, detour and step % 2 == 1) for images, labels, step in chunks]
+
+
+@functools.cache
+def _images_and_labels() -> tuple[Tensor, Tensor]:
+    x, y = load_digits(return_X_y=True)
+    return torch.tensor(x[:512]), torch.tensor(y[:512])
 
 
 # Models
@@ -263,8 +269,26 @@ def tolerance_of(method: Method) -> float:
 
 def whole(net: nn.Module) -> list[Tensor]:
     """All weights, gathered, as a copy."""
-    params = (p.detach() for p in net.parameters())
-    return [p.full_tensor().clone() if isinstance(p, DTensor) else p.clone() for p in params]
+    return gathered([p.detach() for p in net.parameters()])
+
+
+def gathered(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Copies of tensors, made whole where they are sharded over the ranks."""
+    tensors = list(tensors)
+    mine = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+    if not any(isinstance(t, DTensor) for t in tensors):
+        return [t.clone() for t in mine]
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, mine)
+    pieces = zip(tensors, zip(*ranks, strict=True), strict=True)
+    return [torch.cat(piece) if _is_spread(t) else piece[dist.get_rank()].clone() for t, piece in pieces]
+
+
+def _is_spread(t: Tensor) -> bool:
+    if not isinstance(t, DTensor):
+        return False
+    placements = zip(t.placements, t.device_mesh.shape, strict=True)
+    return any(placement.is_shard() and size > 1 for placement, size in placements)
 
 
 def assert_close(net: nn.Module, expected: nn.Module | list[Tensor], tolerance: float) -> None:
@@ -285,11 +309,10 @@ def assert_identical(a: Iterable[Tensor], b: Iterable[Tensor]) -> None:
 
 def assert_ranks_agree(net: nn.Module) -> None:
     """The same weights, to the bit, on all ranks."""
-    for name, weights in zip(dict(net.named_parameters()), whole(net), strict=True):
-        copies = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
-        dist.all_gather(copies, weights.contiguous())
-        difference = (copies[0] - copies[1]).abs().max().item()
-        assert torch.equal(copies[0], copies[1]), f"the ranks' {name} differ by {difference}"
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, whole(net))
+    for name, a, b in zip(dict(net.named_parameters()), *ranks, strict=True):
+        assert torch.equal(a, b), f"the ranks' {name} differ by {(a - b).abs().max().item()}"
 
 
 @contextlib.contextmanager
@@ -307,12 +330,14 @@ def unchanged(net: nn.Module, opt: SharpnessAware | None = None) -> Iterator[Non
 
 def tensors_in(tree: object) -> list[Tensor]:
     """All numbers of a state dict, in order, as whole tensors."""
-    if isinstance(tree, DTensor):
-        return [tree.full_tensor().clone()]
+    return gathered(_leaves(tree))
+
+
+def _leaves(tree: object) -> Iterator[Tensor]:
     if isinstance(tree, Tensor):
-        return [tree.clone()]
-    if isinstance(tree, (int, float)):
-        return [torch.tensor(float(tree), dtype=torch.float64)]
-    if isinstance(tree, dict):
-        return [t for key in sorted(tree, key=str) for t in tensors_in(tree[key])]
-    return [t for item in tree for t in tensors_in(item)] if isinstance(tree, (list, tuple)) else []
+        yield tree
+    elif isinstance(tree, (int, float)):
+        yield torch.tensor(float(tree), dtype=torch.float64)
+    elif isinstance(tree, (dict, list, tuple)):
+        for item in [tree[key] for key in sorted(tree, key=str)] if isinstance(tree, dict) else tree:
+            yield from _leaves(item)

@@ -55,33 +55,50 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     global _results
     if _results is None:
         _results = _two_ranks(pyfuncitem.session)
-    outcome = _results.get(pyfuncitem.nodeid, {})
-    said = [f"rank {r}:\n{outcome[str(r)]}" for r in range(RANKS) if outcome.get(str(r), "")]
-    if missing := [r for r in range(RANKS) if str(r) not in outcome]:
-        said.append(f"no result from rank {' and '.join(map(str, missing))}. {_results['launch']['log']}")
-    if said:
-        pytest.fail("\n".join(said), pytrace=False)
+    said = _results[pyfuncitem.nodeid]
+    if any(said.values()):
+        pytest.fail("\n".join(f"{who}: {what}" for who, what in said.items() if what), pytrace=False)
     return True
 
 
 def _two_ranks(session: pytest.Session) -> dict[str, dict[str, str]]:
-    """Launch once; with pytest-xdist, once for all workers."""
+    """What the ranks said about each test, "" where it passed. With pytest-xdist, one launch for all workers."""
     selection = [item.nodeid for item in session.items if HERE in item.path.parents]
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     if run is None:
         with tempfile.TemporaryDirectory() as folder:
-            return _launch(Path(folder), session.config.rootpath, selection)
+            return _launch_until_done(Path(folder), session.config.rootpath, selection)
     folder = Path(tempfile.gettempdir()) / f"steppe-{run}"
     folder.mkdir(exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = folder / "all.json"
         if not done.exists():
-            done.write_text(json.dumps(_launch(folder, session.config.rootpath, selection)))
+            done.write_text(json.dumps(_launch_until_done(folder, session.config.rootpath, selection)))
         return json.loads(done.read_text())
 
 
-def _launch(folder: Path, root: Path, selection: list[str]) -> dict[str, dict[str, str]]:
+def _launch_until_done(folder: Path, root: Path, selection: list[str]) -> dict[str, dict[str, str]]:
+    """A test that takes its launch down has failed; those after it get another launch."""
+    results: dict[str, dict[str, str]] = {test: {} for test in selection}
+    while selection:
+        end = _launch(folder, root, selection)
+        for rank in range(RANKS):
+            for line in _lines(folder / f"rank{rank}.jsonl"):
+                entry = json.loads(line)
+                said = results[entry["test"]]
+                said[f"rank {rank}"] = said.get(f"rank {rank}", "") + entry["failure"]
+            (folder / f"rank{rank}.jsonl").unlink(missing_ok=True)
+        left = [test for test in selection if len(results[test]) < RANKS]
+        lost = left if left == selection else left[:1]  # nothing done at all: another launch will not do better
+        for test in lost:
+            results[test]["launch"] = end
+        selection = left[len(lost) :]
+    return results
+
+
+def _launch(folder: Path, root: Path, selection: list[str]) -> str:
+    """Run tests on two ranks, as far as they get; say how it ended."""
     (folder / "selection.json").write_text(json.dumps(selection))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     options = ["-q", "--tb=short", "-p", "no:cacheprovider", f"--rootdir={root}"]
@@ -91,16 +108,10 @@ def _launch(folder: Path, root: Path, selection: list[str]) -> dict[str, dict[st
         command = [*torchrun, "-m", "pytest", *options, str(HERE)]
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=root, env=env, start_new_session=True)
         stalled = _wait(process, folder)
-    results: dict[str, dict[str, str]] = {}
-    for rank in range(RANKS):
-        for line in _lines(folder / f"rank{rank}.jsonl"):
-            entry = json.loads(line)
-            text = results.setdefault(entry["test"], {}).get(str(rank), "")
-            results[entry["test"]][str(rank)] = text + entry["failure"]
-    end = f"It made no progress for {STALL_TIMEOUT} s." if stalled else f"It ended with status {process.returncode}."
-    tail = (folder / "log").read_text()[-4000:]
-    results["launch"] = {"log": f"The launch did not get that far. {end} The last it said:\n{tail}"}
-    return results
+    end = f"made no progress for {STALL_TIMEOUT} s" if stalled else f"ended with status {process.returncode}"
+    log_text = (folder / "log").read_text()
+    excerpt = log_text if len(log_text) < 8000 else f"{log_text[:5000]}\n...\n{log_text[-3000:]}"
+    return f"it {end} in this test. What it had to say:\n{excerpt}"
 
 
 def _wait(process: subprocess.Popen, folder: Path) -> bool:

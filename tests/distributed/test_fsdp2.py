@@ -86,13 +86,12 @@ def test_two_ranks_equal_the_equations_on_the_whole_batch(kind, method, base, dt
     assert_close(net, alone, TOLERANCE[dtype, base])
 
 
-@pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("method", all_methods().values(), ids=all_methods())
-def test_every_method_equals_itself_in_one_process(method, base):
+def test_every_method_equals_itself_in_one_process(method):
     alone = Net()
-    train_any(SharpnessAware(BASES[base](alone.parameters()), method, alone), alone, digits(), alone=True)
+    train_any(SharpnessAware(BASES["adamw"](alone.parameters()), method, alone), alone, digits(), alone=True)
     net = sharded(Net())
-    train_any(SharpnessAware(BASES[base](net.parameters()), method, net), net, digits())
+    train_any(SharpnessAware(BASES["adamw"](net.parameters()), method, net), net, digits())
     assert_ranks_agree(net)
     assert_close(net, alone, tolerance_of(method))
 

@@ -64,8 +64,8 @@ def eigenvalues(
     they occur. `operator` may be a `Krylov` run, which is then extended as far as needed.
 
     >>> A = torch.diag(torch.tensor([-7.0, 1.0, 2.0, 5.0]).double())
-    >>> eigenvalues(A, which="top").values, eigenvalues(A, which="magnitude").values
-    (tensor([5.], dtype=torch.float64), tensor([-7.], dtype=torch.float64))
+    >>> [round(eigenvalues(A, which=end).values.item(), 6) for end in ("top", "bottom", "magnitude")]
+    [5.0, -7.0, -7.0]
     """
     if which not in ("top", "bottom", "magnitude"):
         raise ValueError(f'which must be "top", "bottom" or "magnitude", not {which!r}')

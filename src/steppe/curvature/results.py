@@ -67,9 +67,9 @@ class Estimate:
         return cls(value, error, value - reach, value + reach, converged, samples=samples, **rest)
 
     @classmethod
-    def exact(cls, value: float, **rest: Any) -> Estimate:
+    def exact(cls, value: float, rounding: float = 0.0, **rest: Any) -> Estimate:
         """A number without sampling error."""
-        return cls(value, 0.0, value, value, True, **rest)
+        return cls(value, rounding, value - 2 * rounding, value + 2 * rounding, True, **rest)
 
     def __str__(self) -> str:
         warning = "" if self.converged else "  (requested error not reached)"
@@ -82,7 +82,7 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
     >>> a = Estimate.of(torch.tensor([1.0, 2.0, 3.0]), seed=1)
     >>> b = Estimate.of(torch.tensor([0.9, 2.1, 3.0]), seed=1)
     >>> round(difference(a, b).standard_error, 3), round((a.standard_error**2 + b.standard_error**2) ** 0.5, 3)
-    (0.058, 0.838)
+    (0.058, 0.839)
     """
     cost = {"matvecs": a.matvecs + b.matvecs, "seconds": a.seconds + b.seconds, "seed": a.seed}
     shared = min(len(a.samples), len(b.samples))

@@ -1,0 +1,148 @@
+"""The whole spectrum: its density, its moments, and log|det| of the part that is not zero.
+
+Stochastic Lanczos quadrature on one block Krylov run. Every start vector zᵢ gives a sample of the spectrum: the Ritz
+values θⱼ with weights (zᵢᵀuⱼ)², whose mean over random signs is one per eigenvalue. Ritz vectors that have
+converged are eigenvectors, so their weight is known to be one: the outliers, where most of the noise would
+be, are exact, and only the bulk is sampled.
+
+>>> A = torch.diag(torch.cat([torch.tensor([50.0]), torch.linspace(0.1, 1, 299)]).double())
+>>> found = spectrum(A, probes=8, dimension=64)
+>>> abs(found.moment(1).value * 300 - A.trace()) < 1
+tensor(True)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .krylov import Krylov
+from .progress import Progress
+from .results import Estimate
+
+_EIGENVECTOR = 1e-3  # residual/gap, the sine of the angle to the eigenvector, below which a Ritz vector counts as one
+
+
+@dataclass(frozen=True)
+class LogDet:
+    """log|det| of the part of the spectrum with |λ| above a cut, as a curve over cuts.
+
+    There is no one right cut: a trained model's eigenvalues go to zero without a gap. `counts` are the numbers of
+    eigenvalues above each cut; what is below is left out.
+    """
+
+    cuts: Tensor
+    values: Tensor
+    standard_errors: Tensor
+    counts: Tensor
+    size: int
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvalue estimates and how many eigenvalues each stands for, one row of weights per probe."""
+
+    nodes: Tensor  # Ritz values, the largest first
+    weights: Tensor = field(repr=False)  # probes by nodes; each row sums to about `size`
+    exact: Tensor = field(repr=False)  # which nodes are eigenvalues, with weight one
+    size: int = 0
+    matvecs: int = 0
+    seconds: float = 0.0
+    seed: int = 0
+
+    def total(self, function: Callable[[Tensor], Tensor]) -> Estimate:
+        """Σ f(λ) over all eigenvalues: the trace of f(A)."""
+        values = function(self.nodes)
+        # Rounding in the exact part is not seen in the spread of the samples.
+        samples = self.weights @ values
+        cost = {"matvecs": self.matvecs, "seconds": self.seconds, "seed": self.seed, "method": "quadrature"}
+        if bool(self.exact.all()):
+            rounding = torch.finfo(torch.float32).eps * 1e-6 * float(values.abs().sum())
+            return Estimate.exact(float(samples[0]), rounding, **cost)
+        return Estimate.of(samples, **cost)
+
+    def moment(self, power: int) -> Estimate:
+        """The mean of λ^power over all eigenvalues."""
+        return self.total(lambda values: values**power / self.size)
+
+    def density(self, grid: Tensor | int = 400, width: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """The density on a grid, smoothed by a Gaussian of a width, and its standard error: three tensors."""
+        low, high = float(self.nodes.min()), float(self.nodes.max())
+        span = (high - low) or max(abs(high), 1.0)
+        width = width or span / 100
+        if not isinstance(grid, Tensor):
+            grid = torch.linspace(low - 4 * width, high + 4 * width, grid, dtype=torch.float64)
+        distances = (grid.unsqueeze(1) - self.nodes.unsqueeze(0)) / width
+        kernel = torch.exp(-distances.square() / 2) / (width * math.sqrt(2 * math.pi))
+        samples = self.weights @ kernel.T / self.size
+        error = samples.std(dim=0) / math.sqrt(len(samples)) if len(samples) > 1 else torch.zeros_like(grid)
+        return grid, samples.mean(dim=0), error
+
+    def log_det(self, cuts: Tensor | None = None) -> LogDet:
+        """log|det| of the part above each cut. Cuts: by default five decades below the largest eigenvalue.
+
+        >>> found = spectrum(torch.diag(torch.tensor([4.0, 2.0, 0.0]).double()))
+        >>> found.log_det(torch.tensor([1.0, 3.0])).values.exp()
+        tensor([8.0000, 4.0000], dtype=torch.float64)
+        """
+        sizes = self.nodes.abs()
+        if cuts is None:
+            largest = math.log10(max(float(sizes.max()), 1e-300))
+            cuts = torch.logspace(largest - 5, largest, 41, dtype=torch.float64)[:-1]
+        if bool((cuts <= 0).any()):
+            raise ValueError("cuts must be positive: log|det| of a singular matrix is minus infinity")
+        above = (sizes.unsqueeze(0) > cuts.unsqueeze(1)).double()
+        logs = torch.where(above > 0, sizes.clamp_min(1e-300).log().unsqueeze(0), 0.0)
+        samples = self.weights @ logs.T
+        errors = samples.std(dim=0) / math.sqrt(len(samples)) if len(samples) > 1 else torch.zeros(len(cuts))
+        counts = (self.weights @ above.T).mean(dim=0)
+        return LogDet(cuts, samples.mean(dim=0), errors, counts, self.size)
+
+
+def spectrum(
+    operator: Any,
+    *,
+    probes: int = 16,
+    dimension: int = 192,
+    seed: int = 0,
+    checkpoint: Any = None,
+    progress: bool | None = None,
+) -> Spectrum:
+    """The spectrum by block Lanczos quadrature: `dimension` products, from which all of it follows.
+
+    `operator` may be a `Krylov` run with random starts and no restart; its block is then the number of probes.
+    """
+    if not isinstance(operator, Krylov) and probes < 2:
+        raise ValueError(f"probes must be at least 2, for an error bar, got {probes}")
+    run = operator if isinstance(operator, Krylov) else Krylov(operator, block=probes, seed=seed, checkpoint=checkpoint)
+    begun, spent = time.monotonic(), run.matvecs
+    goal = min(dimension, run.size)
+    with Progress("spectrum", progress) as bar:
+        while run.dimension < goal:
+            run.step()
+            bar(run.dimension / goal, f"{run.dimension} of {goal} products")
+    if run.restarts:
+        raise ValueError("the run was restarted, so its start is lost: use a larger max_basis, or a run of its own")
+    ritz = run.ritz()
+    first = len(run.corner)
+    weights = (run.corner.T @ ritz.coordinates[:first]).square()
+    weights *= run.size / run.start.double().square().sum(0).cpu().unsqueeze(1)
+    exact = torch.full((len(ritz.values),), run.complete) | _eigenvectors(ritz.values, ritz.residuals)
+    weights[:, exact] = 1.0
+    return Spectrum(
+        nodes=ritz.values, weights=weights, exact=exact, size=run.size, matvecs=run.matvecs - spent,
+        seconds=time.monotonic() - begun, seed=run.seed,
+    )  # fmt: skip
+
+
+def _eigenvectors(values: Tensor, residuals: Tensor) -> Tensor:
+    """Which Ritz vectors have converged to an eigenvector of their own."""
+    gaps = (values.unsqueeze(1) - values.unsqueeze(0)).abs() - residuals.unsqueeze(0)
+    gaps.fill_diagonal_(torch.inf)
+    return residuals <= _EIGENVECTOR * gaps.min(dim=1).values

@@ -1,0 +1,281 @@
+"""Flatness in a ball around the weights: how much the loss, or its gradient, can grow within a radius ρ.
+
+The two maxima have no closed form. What a maximiser finds is a *lower bound*, and is reported as one, with the spread
+over several starts: along the gradient, along the top eigenvector both ways, and random.
+
+With ``adaptive=True`` each weight is measured in its own size: the ball is {w + T⊙s : ‖s‖ ≤ ρ} with T = |w| + η
+(Kwon et al. 2021), which does not change when layers are rescaled against each other.
+
+>>> model = torch.nn.Linear(2, 1, bias=False).double()
+>>> _ = model.weight.data.zero_()
+>>> x, y = 2 * torch.eye(2, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.float64)
+>>> objective = Objective(model, torch.nn.functional.mse_loss, (x, y))      # H = 4 I
+>>> round(zeroth_order(objective, rho=0.1).value, 6), round(first_order(objective, rho=0.1).value, 6)
+(0.02, 0.04)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..vector import TINY, Vector, unit
+from .eigen import eigenvalues
+from .objective import Objective
+from .operator import Hessian, Scaled
+from .progress import Progress
+
+
+@dataclass(frozen=True)
+class Flatness:
+    """A lower bound on a maximum over the ball, and what each start found."""
+
+    value: float  # the best of all starts
+    starts: dict[str, float]
+    curvature: float  # what λ_max would be if the loss were its second-order expansion at a minimum
+    rho: float
+    adaptive: bool
+    gradients: int  # evaluations of the gradient over all data; a product counts as two
+    seconds: float
+    offset: Vector | None = field(default=None, repr=False, compare=False)  # where the maximum was found
+
+    @property
+    def spread(self) -> float:
+        """Between the best start and the worst: large where the maximiser cannot be trusted."""
+        return self.value - min(self.starts.values())
+
+
+@dataclass(frozen=True)
+class SurrogateGap:
+    """h = L(w + e) − L(w) one step up the gradient, e = ρg/‖g‖ (Zhuang et al. 2022)."""
+
+    gap: float
+    sharpness: float  # 2h/ρ²: λ_max where the gradient points along the top eigenvector
+    cosine: float  # between the gradients here and there
+    loss: float
+    perturbed_loss: float
+    gradient_norm: float
+    rho: float
+    adaptive: bool
+
+
+def surrogate_gap(objective: Objective, rho: float, *, adaptive: bool = False, eta: float = 0.01) -> SurrogateGap:
+    """The surrogate gap, 2h/ρ², and cos θ: from two gradients."""
+    _check_rho(rho)
+    scale = _scale(objective, adaptive, eta)
+    loss, gradient = objective.gradient()
+    climb = _stretched(unit(_stretched(gradient, scale)), scale)
+    there, gradient_there = objective.gradient(rho * climb)
+    cosine = unit(gradient) @ unit(gradient_there)
+    gap = float(there - loss)
+    return SurrogateGap(
+        gap, 2 * gap / rho**2, float(cosine), float(loss), float(there), float(gradient.norm()), rho, adaptive
+    )
+
+
+def zeroth_order(objective: Objective, rho: float, **options: Any) -> Flatness:
+    """R⁽⁰⁾ = max over the ball of L(w') − L(w), from below. At a minimum 2R⁽⁰⁾/ρ² is near λ_max.
+
+    Options: ``restarts`` (random starts, 2), ``steps`` (50), ``adaptive`` (False), ``eta`` (0.01), ``seed`` (0).
+    """
+    here = float(objective.loss())
+
+    def climb(offset: Vector) -> tuple[float, Vector]:
+        loss, gradient = objective.gradient(offset)
+        return float(loss) - here, gradient
+
+    return _maximise(objective, rho, climb, cost=1, power=lambda value: 2 * value / rho**2, **options)
+
+
+def first_order(objective: Objective, rho: float, **options: Any) -> Flatness:
+    """R⁽¹⁾ = ρ · max over the ball of ‖∇L(w')‖, from below (Zhang et al. 2023). At a minimum R⁽¹⁾/ρ² is near λ_max.
+
+    Never below R⁽⁰⁾. Options as in `zeroth_order`.
+    """
+
+    def climb(offset: Vector) -> tuple[float, Vector]:
+        there = objective.at(offset)
+        _, gradient = there.gradient()
+        norm = gradient.norm()
+        return rho * float(norm), rho * (Hessian(there, way="fresh") @ gradient) / (norm + TINY)
+
+    return _maximise(objective, rho, climb, cost=3, power=lambda value: value / rho**2, **options)
+
+
+def _maximise(
+    objective: Objective,
+    rho: float,
+    climb: Callable[[Vector], tuple[float, Vector]],
+    *,
+    cost: int,
+    power: Callable[[float], float],
+    restarts: int = 2,
+    steps: int = 50,
+    adaptive: bool = False,
+    eta: float = 0.01,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Flatness:
+    _check_rho(rho)
+    begun = time.monotonic()
+    scale = _scale(objective, adaptive, eta)
+    starts, spent = _starts(objective, rho, scale, restarts, seed)
+    found: dict[str, float] = {}
+    best: tuple[float, Vector] | None = None
+    with Progress("flatness", progress) as bar:
+        for done, (name, start) in enumerate(starts.items()):
+            value, where, evaluations = _ascend(climb, start, rho, scale, steps)
+            spent += cost * evaluations
+            found[name] = value
+            if best is None or value > best[0]:
+                best = value, where
+            bar((done + 1) / len(starts), f"best {best[0]:.4g}")
+    assert best is not None
+    offset = _stretched(best[1], scale)
+    return Flatness(best[0], found, power(best[0]), rho, adaptive, spent, time.monotonic() - begun, offset)
+
+
+def _starts(
+    objective: Objective, rho: float, scale: Vector | None, restarts: int, seed: int
+) -> tuple[dict[str, Vector], int]:
+    """Where to climb from, in the coordinates s: the centre, both ends of the top eigenvector, random points."""
+    operator: Any = Hessian(objective)
+    if scale is not None:
+        operator = Scaled(operator, objective.flat(scale))
+    top = eigenvalues(operator, rtol=1e-2, max_matvecs=40, seed=seed, progress=False)
+    vector = rho * objective.vector(top.vectors[:, 0])
+    # A little way along: the gradient there decides, and at a minimum the centre has none.
+    starts = {"gradient": 1e-3 * vector, "top eigenvector": vector, "top eigenvector, other way": -vector}
+    generator = torch.Generator().manual_seed(seed)
+    for index in range(restarts):
+        flat = torch.randn(objective.size, generator=generator, dtype=torch.float64)
+        starts[f"random {index + 1}"] = rho * unit(objective.vector(flat.to(objective.device, objective.dtype)))
+    return starts, 2 * top.matvecs
+
+
+def _ascend(
+    climb: Callable[[Vector], tuple[float, Vector]], at: Vector, rho: float, scale: Vector | None, steps: int
+) -> tuple[float, Vector, int]:
+    """Climb in the ball. Each step heads for the point of the sphere that the slope points at, and stops on the way
+    if that is lower: every step rises, and for a convex function the whole step always does.
+    """
+    value, slope = climb(_stretched(at, scale))
+    evaluations = 1
+    for _ in range(steps):
+        towards = rho * unit(_stretched(slope, scale)) - at
+        share, better = 1.0, False
+        while share > 1e-3:
+            candidate = at + share * towards
+            new_value, new_slope = climb(_stretched(candidate, scale))
+            evaluations += 1
+            if new_value > value:
+                better = True
+                break
+            share /= 4
+        if not better:
+            break
+        gained, value = new_value - value, new_value
+        at, slope = candidate, new_slope
+        if gained <= 1e-7 * abs(value):
+            break
+    return value, at, evaluations
+
+
+def _scale(objective: Objective, adaptive: bool, eta: float) -> Vector | None:
+    if eta < 0:
+        raise ValueError(f"eta must not be negative, got {eta}")
+    return objective.weights_vector().abs() + eta if adaptive else None
+
+
+def _stretched(vector: Vector, scale: Vector | None) -> Vector:
+    return vector if scale is None else vector * scale
+
+
+def _check_rho(rho: float) -> None:
+    if not rho > 0:
+        raise ValueError(f"rho must be positive, got {rho}: it is the radius of the ball that is searched")
+
+
+# Local minima and maxima along random directions
+
+
+@dataclass(frozen=True)
+class Extrema:
+    """How many local minima and maxima lie along each direction, within the radius."""
+
+    minima: Tensor  # one count per direction
+    maxima: Tensor
+    losses: Tensor = field(repr=False)  # directions by steps + 1, the first column at the weights
+    step: float = 0.0
+    resolution: float = 0.0  # rises and falls smaller than this are taken for rounding
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"minima {self.minima.double().mean():.3g}, maxima {self.maxima.double().mean():.3g} per direction"
+
+
+def extrema(
+    objective: Objective,
+    *,
+    directions: int = 100,
+    steps: int = 10,
+    step: float = 0.01,
+    resolution: float | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Extrema:
+    """Walk away from the weights along random directions and count where the loss turns (Zhang et al. 2023, section 5.1).
+
+    `resolution` is the smallest change of the loss that counts as one: by default 8 roundings of its value.
+    """
+    _check_rho(step)
+    generator = torch.Generator().manual_seed(seed)
+    here = float(objective.loss())
+    if resolution is None:
+        resolution = 8 * torch.finfo(objective.dtype).eps * max(abs(here), torch.finfo(objective.dtype).tiny)
+    rows = []
+    with Progress("local minima", progress) as bar:
+        for index in range(directions):
+            flat = torch.randn(objective.size, generator=generator, dtype=torch.float64)
+            way = unit(objective.vector(flat.to(objective.device, objective.dtype)))
+            walk = [float(objective.loss((k * step) * way, finite=False)) for k in range(1, steps + 1)]
+            rows.append([here, *walk])
+            bar((index + 1) / directions)
+    losses = torch.tensor(rows, dtype=torch.float64)
+    turns = [_turns(row, resolution) for row in rows]
+    minima, maxima = (torch.tensor([t[i] for t in turns]) for i in range(2))
+    return Extrema(minima, maxima, losses, step, resolution, seed)
+
+
+def _turns(values: list[float], resolution: float) -> tuple[int, int]:
+    """Local minima and maxima inside a walk. A turn counts once the loss has moved by more than the resolution.
+
+    >>> _turns([0.0, -1.0, 0.0, 2.0, 1.0, 1.0 + 1e-12, 0.5], 1e-9)
+    (1, 1)
+    """
+    minima = maxima = 0
+    heading, extreme = 0, values[0]
+    for value in values[1:]:
+        if heading >= 0 and value > extreme or heading <= 0 and value < extreme:
+            heading = heading or (0 if abs(value - extreme) <= resolution else 1 if value > extreme else -1)
+            extreme = value if heading else extreme
+        elif abs(value - extreme) > resolution:
+            maxima += heading > 0
+            minima += heading < 0
+            heading, extreme = -heading, value
+    return minima, maxima
+
+
+def transformed(eigenvalues: Tensor, gamma: Tensor) -> Tensor:
+    """P(λ) = λ + Σ γ_t λ^(t+1): how generalization-aware minimization with coefficients γ sees an eigenvalue.
+
+    >>> transformed(torch.tensor([1.0, 2.0]), torch.tensor([0.5, -0.1]))
+    tensor([1.4000, 3.2000])
+    """
+    powers = torch.stack([eigenvalues ** (t + 2) for t in range(len(gamma))]) if len(gamma) else eigenvalues[:0]
+    return eigenvalues + (gamma.to(eigenvalues) @ powers if len(gamma) else 0)
