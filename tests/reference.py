@@ -149,7 +149,8 @@ def entropysgd(p, w, m, state):
 def sasam(p, w, m, state, perturb=True):
     g = p.g(w)
     if "eta" not in state:
-        state.update(eta=p.lr, theta=1.0 if m.published else math.inf)
+        grown = math.sqrt(1 + m.delta)
+        state.update(eta=p.lr * grown if m.published else p.lr, theta=grown if m.published else math.inf)
         last = p.lr
     else:
         last = state["eta"]
@@ -172,22 +173,21 @@ def sasgd(p, w, m, state):
 def ssam(p, w, m, state):
     g = p.g(w)
     kept = int(len(w) * (1 - m.sparsity))
-    old = state.get("mask", torch.zeros_like(w))
-    if p.step % m.every == 0:
+    mask = old = state.get("mask", torch.zeros_like(w))
+    turn = p.step - m.published
+    if turn >= 0 and turn % m.every == 0:
+        mask = torch.zeros_like(w)
         if m.rule == "fisher":
             score = sum(p.g(w, "sample", i) ** 2 for i in range(m.samples))
-            mask = torch.zeros_like(w)
             mask[score.topk(kept).indices] = 1
-        elif p.step == 0:
-            mask = torch.zeros_like(w)
+        elif turn == 0:
             mask[p.draw("uniform", 0.5, 1.0).topk(kept).indices] = 1
         else:
             dropped = min(int(kept * m.drop * (1 + math.cos(math.pi * p.step / m.total)) / 2), len(w) - kept)
-            random, mask = p.draw("uniform", 0.5, 1.0), torch.zeros_like(w)
+            random = p.draw("uniform", 0.5, 1.0)
             mask[(old * g.abs()).topk(kept - dropped).indices] = 1
             mask[(random * (1 - mask)).topk(dropped).indices] = 1
         state["mask"] = mask
-    mask = old if m.published else state["mask"]
     return p.g(w + mask * (m.rho * n(g)))
 
 

@@ -11,7 +11,7 @@ README = Path(__file__).parents[1] / "README.md"
 def test_the_readme_runs():
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) >= 4
-    namespace: dict = {"__name__": "readme"}
+    namespace: dict = {"__name__": __name__}  # dataclasses look their module up
     for block in blocks:
         exec(compile(block, "README.md", "exec"), namespace)
     assert namespace["opt"].metrics["looks"] == 3

@@ -201,8 +201,14 @@ def ascent(grad: Vector) -> Vector:
 
 
 def adaptive_ascent(grad: Vector, w: Vector, eta: float) -> Vector:
-    """T²g/‖Tg‖ with T = |w| + η: the way the loss rises fastest when each weight is measured in its own size."""
+    """T²g/‖Tg‖ with T = |w| + η: the way the loss rises fastest when each weight is measured in its own size.
+
+    In a parameter group with ``adaptive=False``, T = 1.
+    """
     scale = w.abs() + eta
+    if w.space.adaptive is not None:
+        flags = zip(scale.tensors, w.space.adaptive, strict=True)
+        scale = Vector([t if adaptive else t.new_ones(t.shape) for t, adaptive in flags], w.space)
     scaled = scale * grad.perturbed()
     return (scale * scaled) / (scaled.norm() + TINY)
 

@@ -74,8 +74,9 @@ class SharpnessAware(Optimizer):
 
     Args:
         base: any `torch.optim.Optimizer` that needs one gradient. It stays the owner of parameter groups and
-            state. A group may carry ``rho`` (overrides the method's) and ``perturb=False`` (its weights are
-            never moved by a look, and do not count in norms of perturbations).
+            state. A group may carry ``rho`` (overrides the method's), ``perturb=False`` (its weights are
+            never moved by a look, and do not count in norms of perturbations) and ``adaptive=False`` (adaptive
+            methods treat its weights as if of size one).
         method: for example ``SAM(rho=0.05)``.
         model: the module that is called in training, as wrapped by DDP or FSDP2. It is how buffers (BatchNorm
             statistics), modes and gathered shards are kept right in the extra looks. Leave it out only if the
@@ -117,7 +118,6 @@ class SharpnessAware(Optimizer):
         self.metrics: dict[str, Any] = {}
         self._store = Store()
         self._pending: tuple[Space, Context] | None = None  # a direction waits in p.grad; this is what it came from
-        self._left: list[tuple[weakref.ref, int]] = []  # gradients that are used up, and their versions
         self._open: weakref.ref[Any] | None = None  # the looks under way
         self._begun: Quiet | None = None
         self._lr_set: Any = None  # the learning rate the method has set
@@ -247,6 +247,11 @@ class SharpnessAware(Optimizer):
             home = home or weights.clone()
             return home
 
+        def go_home() -> None:
+            with torch.no_grad():
+                weights.copy_(start())
+            quiet.weights_moved()
+
         scale = None if scaler is None else _Scale(scaler, weights.tensors[0].device)
         ctx = self._context(space, start)
         quiet = (self._begun if first_done else None) or Quiet(self.model, space.params)
@@ -285,6 +290,9 @@ class SharpnessAware(Optimizer):
                         around.enter_context(distributed.no_sync(self.model))
                     yield report
                 index += 1
+                if home is not None and index >= self.method.cost:  # most likely the last look: make room
+                    go_home()
+                    home = None
                 try:
                     ask = [asks.send(self._answer(report, space, used, scale, ctx))]
                 except StopIteration as end:
@@ -296,9 +304,7 @@ class SharpnessAware(Optimizer):
             raise
         finally:
             if home is not None:
-                with torch.no_grad():
-                    weights.copy_(home)
-                quiet.weights_moved()
+                go_home()
         quiet.settle()
         ctx.metrics["looks"] = index
         self._leave(direction, space, used, scale, ctx)
@@ -316,7 +322,7 @@ class SharpnessAware(Optimizer):
         """The method's looks; Hessian-vector products become differences unless exact ones are wanted."""
         group_rho = None
         if any("rho" in group for group in self.param_groups):
-            group_rho = [g.get("rho") for g in self.param_groups for p in g["params"] if p.requires_grad]
+            group_rho = self._by_group("rho")
         asks = self.method.at(ctx.step, ctx.lr, group_rho).looks(ctx)
         if "hvp" not in self.method.needs or self.hvp == "exact":
             return asks
@@ -409,7 +415,7 @@ class SharpnessAware(Optimizer):
         self.base.step()
         if "aside" in ctx.wishes:
             with torch.no_grad():
-                lr = Each([float(g["lr"]) for g in self.param_groups for p in g["params"] if p.requires_grad])
+                lr = Each([float(lr) for lr in self._by_group("lr")])
                 space.weights().add_(-1.0 * (lr * ctx.wishes["aside"]))
         self._store.keep(space.params, ctx.remembered)
         self.metrics = ctx.metrics
@@ -456,16 +462,16 @@ class SharpnessAware(Optimizer):
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
         self.base.load_state_dict(self._store.load(state_dict, self._all_params()))
-        self._pending, self._left, self._lr_set = None, [], None
+        self._pending, self._lr_set = None, None
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # Schedulers and trainers leave a patched `step`, bound to this object, in __dict__.
-        gone = {"step": 0, "_opt_called": 0, "_open": None, "_begun": None, "_left": [], "_pending": None}
-        gone["_lr_set"] = None  # compared by identity, which a copy does not have
+        gone = ("step", "_opt_called")
         state = {k: v for k, v in self.__dict__.items() if k not in gone and not k.startswith("_optimizer_")}
-        return {**state, **{k: v for k, v in gone.items() if v != 0}}
+        # A step under way belongs to this object alone; and a copy has another object for the learning rate.
+        return {**state, "_open": None, "_begun": None, "_pending": None, "_lr_set": None}
 
     def __repr__(self) -> str:
         return f"SharpnessAware(method={self.method!r}, base={self.base!r})"
@@ -479,10 +485,14 @@ class SharpnessAware(Optimizer):
         return [p for p in self._all_params() if p.requires_grad]
 
     def _space(self) -> Space:
-        moves = [g.get("perturb", True) for g in self.param_groups for p in g["params"] if p.requires_grad]
-        if not moves:
+        params = self._trainable()
+        if not params:
             raise RuntimeError("the base optimizer has no parameter that requires a gradient")
-        return Space(self._trainable(), moves)
+        return Space(params, self._by_group("perturb", True), self._by_group("adaptive", True))
+
+    def _by_group(self, key: str, default: Any = None) -> list[Any]:
+        """What each trainable parameter's group says."""
+        return [g.get(key, default) for g in self.param_groups for p in g["params"] if p.requires_grad]
 
     def _clear_gradients(self, space: Space) -> None:
         for p in space.params:
@@ -496,14 +506,14 @@ class SharpnessAware(Optimizer):
         self._open = None
 
     def _mark_gradients_used(self) -> None:
-        grads = [p.grad for p in self._trainable() if p.grad is not None]
-        self._left = [(weakref.ref(grad), grad._version) for grad in grads]
+        for p in self._trainable():
+            if p.grad is not None:
+                p.grad.used_at_version = p.grad._version  # pyright: ignore[reportAttributeAccessIssue]
 
     def _refuse_leftover_gradients(self) -> None:
         """Gradients of an unfinished accumulation would be lost silently; those of the last step are used up."""
-        used = {id(ref()): version for ref, version in self._left}
         grads = [p.grad for p in self._trainable() if p.grad is not None]
-        if any(used.get(id(grad)) != grad._version and bool(local(grad).any()) for grad in grads):
+        if any(getattr(g, "used_at_version", None) != g._version and bool(local(g).any()) for g in grads):
             raise RuntimeError(
                 "parameters hold gradients that no step has used, and looking around would drop them. To "
                 "accumulate, loop over the micro-batches inside the closure or the passes() body, or give a "

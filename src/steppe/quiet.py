@@ -25,21 +25,26 @@ from .vector import local
 class Snapshot:
     """Buffers, random state and modes at one moment."""
 
-    def __init__(self, model: nn.Module | None, devices: Iterable[torch.device]):
-        modules = [] if model is None else list(model.modules())
+    def __init__(self, modules: Iterable[nn.Module], devices: Iterable[torch.device]):
         self._modes = [(module, module.training) for module in modules]
-        self._trainable = [] if model is None else [(p, p.requires_grad) for p in model.parameters()]
-        self._buffers = [] if model is None else [local(buffer) for buffer in model.buffers()]
-        self._values = [buffer.detach().clone() for buffer in self._buffers]
+        params = [p for module, _ in self._modes for p in module._parameters.values() if p is not None]
+        self._trainable = [(p, p.requires_grad) for p in params]
+        # By place and not only by value: a forward may put another tensor where a buffer was.
+        places = [(module._buffers, name) for module, _ in self._modes for name in module._buffers]
+        self._buffers = [(where, name, buffer) for where, name in places if (buffer := where[name]) is not None]
+        self._values = [local(buffer).detach().clone() for *_, buffer in self._buffers]
         self._cpu_rng = torch.get_rng_state()
         accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
         self._device_rng = [(d, torch.get_device_module(d).get_rng_state(d)) for d in accelerators]
 
     def restore(self) -> None:
         """Make everything as it was when the snapshot was taken."""
-        with torch.no_grad():
-            if self._buffers:
-                torch._foreach_copy_(self._buffers, self._values)
+        for where, name, buffer in self._buffers:
+            if where[name] is not buffer:
+                where[name] = buffer
+        if self._buffers:
+            with torch.no_grad():
+                torch._foreach_copy_([local(buffer) for *_, buffer in self._buffers], self._values)
         torch.set_rng_state(self._cpu_rng)
         for device, state in self._device_rng:
             torch.get_device_module(device).set_rng_state(state, device)
@@ -56,19 +61,21 @@ class Quiet:
 
     def __init__(self, model: nn.Module | None, params: list[Tensor]):
         self._model = model
+        self._modules = [] if model is None else list(model.modules())
         self._params = params
         self._devices = sorted({p.device for p in params}, key=str)
-        self._sharded = [m for m in model.modules() if isinstance(m, FSDPModule)] if model is not None else []
+        self._sharded = [m for m in self._modules if isinstance(m, FSDPModule)]
         self._before = self._snapshot()
         self._after: Snapshot | None = None
         # Parameters of the model that are another optimizer's: extra looks must not add to their gradients.
         ours = {id(p) for p in params}
-        self._others = [] if model is None else [p for p in model.parameters() if id(p) not in ours]
+        everyones = (p for m in self._modules for p in m._parameters.values() if p is not None)
+        self._others = list({id(p): p for p in everyones if id(p) not in ours}.values())
         self._others_grads: list[Tensor | None] = []
         self._autocast: torch.dtype | None = None
 
     def _snapshot(self) -> Snapshot:
-        return Snapshot(self._model, self._devices)
+        return Snapshot(self._modules, self._devices)
 
     def rewind(self) -> None:
         """Before each extra look: as before the first one."""
@@ -115,8 +122,7 @@ class Quiet:
     @contextlib.contextmanager
     def single_example(self) -> Generator[None, None, None]:
         """Around a look at one example: batch norm uses its running statistics, for a batch of one has none."""
-        modules = [] if self._model is None else self._model.modules()
-        norms = [m for m in modules if isinstance(m, _BatchNorm) and m.training]
+        norms = [m for m in self._modules if isinstance(m, _BatchNorm) and m.training]
         for module in norms:
             module.training = False
         try:
@@ -134,7 +140,7 @@ class Quiet:
                 return str(dtype).removeprefix("torch.")
         if torch.float32 not in dtypes:
             return "float64"
-        convolves = self._model is None or any(isinstance(m, _ConvNd) for m in self._model.modules())
+        convolves = self._model is None or any(isinstance(m, _ConvNd) for m in self._modules)
         tf32 = self._params[0].is_cuda and (
             torch.get_float32_matmul_precision() != "highest" or (convolves and torch.backends.cudnn.allow_tf32)
         )

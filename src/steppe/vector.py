@@ -14,6 +14,7 @@ tensor(25.)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -29,16 +30,26 @@ def local(tensor: Tensor) -> Tensor:
 
 
 class Space:
-    """What all vectors of one step share: the parameters, who holds which shard, what may be perturbed."""
+    """What all vectors of one step share: the parameters, who holds which shard, what their groups ask for.
 
-    def __init__(self, params: Iterable[Tensor], perturbed: Sequence[bool] | None = None):
+    `perturbed` and `adaptive` say, for each parameter, whether looks may move it, and whether adaptive methods
+    measure it in its own size; None stands for all.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        perturbed: Sequence[bool] | None = None,
+        adaptive: Sequence[bool] | None = None,
+    ):
         self.params = list(params)
         self.perturbed = None if perturbed is None or all(perturbed) else list(perturbed)
+        self.adaptive = None if adaptive is None or all(adaptive) else list(adaptive)
         groups = [_shard_groups(p) for p in self.params]
         self._shard_groups = groups if any(groups) else None
 
     def __reduce__(self):  # process groups cannot be pickled; they follow from the parameters
-        return Space, (self.params, self.perturbed)
+        return Space, (self.params, self.perturbed, self.adaptive)
 
     def vector(self, tensors: Iterable[Tensor | None]) -> Vector:
         """Collect one tensor per parameter; a missing one is zero."""
@@ -88,41 +99,66 @@ class Each:
         return other * self
 
 
-Scalar = float | Tensor | Each
+Number = float | Tensor
+Scalar = Number | Each
 
 
 class Vector:
     """A vector in weight space.
 
-    A scalar factor is carried along and multiplied in only when the entries are needed, so that
-    ``rho * unit(g)`` costs no pass over memory. Reductions return 0-d tensors, in float32 or better.
+    It is kept as a number times a short sum of scaled tensor lists and multiplied out only when its entries are
+    needed: ``rho * unit(g)`` costs no pass over memory, and a method's combination of gradients becomes one new
+    tensor per parameter and not one per operation. Reductions return 0-d tensors, in float32 or better.
     """
 
-    __slots__ = ("_factor", "_tensors", "space")
+    __slots__ = ("_factor", "_terms", "space")
 
-    def __init__(self, tensors: Sequence[Tensor], space: Space | None = None, factor: float | Tensor | None = None):
-        self._tensors = list(tensors)
-        self._factor = factor
-        self.space = Space(self._tensors) if space is None else space
+    def __init__(self, tensors: Sequence[Tensor], space: Space | None = None):
+        self._terms: list[tuple[Number, list[Tensor]]] = [(1.0, list(tensors))]
+        self._factor: Number = 1.0
+        self.space = Space(tensors) if space is None else space
+
+    def _sum(self, terms: list[tuple[Number, list[Tensor]]], factor: Number = 1.0) -> Vector:
+        vector = object.__new__(Vector)
+        vector._terms, vector._factor, vector.space = terms, factor, self.space
+        return vector
+
+    def _new(self, tensors: Sequence[Tensor]) -> Vector:
+        return self._sum([(1.0, list(tensors))])
 
     @property
     def tensors(self) -> list[Tensor]:
         """The entries, one local tensor per parameter. Treat them as read-only."""
-        if self._factor is not None:
-            self._tensors = _scaled(self._tensors, self._factor)
-            self._factor = None
-        return self._tensors
+        if not _is_one(self._factor) or len(self._terms) > 1 or not _is_one(self._terms[0][0]):
+            self._terms, self._factor = [(1.0, _multiplied_out(self._terms, self._factor))], 1.0
+        return self._terms[0][1]
 
-    def _new(self, tensors: Sequence[Tensor]) -> Vector:
-        return Vector(tensors, self.space)
+    def _scaled(self) -> tuple[Number, list[Tensor]]:
+        """The entries up to a factor: what reductions need."""
+        if len(self._terms) > 1:
+            return 1.0, self.tensors
+        factor, tensors = self._terms[0]
+        return _times(self._factor, factor), tensors
 
     # Arithmetic
 
     def __add__(self, other: Vector | float) -> Vector:
-        return self._new(torch._foreach_add(self.tensors, _entries(other)))
+        if not isinstance(other, Vector):
+            return self._new(torch._foreach_add(self.tensors, other))
+        terms: list[tuple[Number, list[Tensor]]] = []
+        for factor, tensors in (*self._distributed(), *other._distributed()):
+            same = next((i for i, term in enumerate(terms) if term[1] is tensors), None)
+            if same is None:
+                terms.append((factor, tensors))
+            else:
+                terms[same] = (terms[same][0] + factor, tensors)
+        return self._sum(terms)
+
+    def _distributed(self) -> list[tuple[Number, list[Tensor]]]:
+        return [(_times(self._factor, factor), tensors) for factor, tensors in self._terms]
 
     def __sub__(self, other: Vector | float) -> Vector:
-        return self._new(torch._foreach_sub(self.tensors, _entries(other)))
+        return self + -other
 
     def __mul__(self, other: Vector | Scalar) -> Vector:
         if isinstance(other, Vector):
@@ -130,8 +166,7 @@ class Vector:
         if isinstance(other, Each):
             return self._new(torch._foreach_mul(self.tensors, other.factors))
         _require_scalar(other)
-        factor = other if self._factor is None else self._factor * other
-        return Vector(self._tensors, self.space, factor)
+        return self._sum(self._terms, _times(self._factor, other))
 
     def __truediv__(self, other: Vector | float | Tensor) -> Vector:
         if isinstance(other, Vector):
@@ -164,8 +199,9 @@ class Vector:
         keep = self.space.perturbed
         if keep is None:
             return self
-        tensors = [t if moves else torch.zeros_like(t) for t, moves in zip(self._tensors, keep, strict=True)]
-        return Vector(tensors, self.space, self._factor)
+        factor, tensors = self._scaled()
+        kept = [t if moves else torch.zeros_like(t) for t, moves in zip(tensors, keep, strict=True)]
+        return self._sum([(factor, kept)])
 
     def clone(self) -> Vector:
         """A copy with memory of its own."""
@@ -175,22 +211,20 @@ class Vector:
 
     def __matmul__(self, other: Vector) -> Tensor:
         """Inner product, over all parameters, devices and shards."""
-        dots = [_dot(a, b) for a, b in zip(self._tensors, other._tensors, strict=True)]
-        product = self.space.total(dots)
-        for factor in (self._factor, other._factor):
-            if factor is not None:
-                product = product * factor
-        return product
+        (a, mine), (b, theirs) = self._scaled(), other._scaled()
+        product = self.space.total([_dot(x, y) for x, y in zip(mine, theirs, strict=True)])
+        return product if _is_one(factor := _times(a, b)) else product * factor
 
     def norm(self) -> Tensor:
         """Euclidean norm, over all parameters, devices and shards."""
-        accumulate = torch.float32 if any(t.dtype in _LOW_PRECISION for t in self._tensors) else None
-        norms = torch._foreach_norm(self._tensors, 2, dtype=accumulate)
+        factor, tensors = self._scaled()
+        accumulate = torch.float32 if any(t.dtype in _LOW_PRECISION for t in tensors) else None
+        norms = torch._foreach_norm(tensors, 2, dtype=accumulate)
         if self.space._shard_groups is None and all(n.device == norms[0].device for n in norms):
             norm = torch.linalg.vector_norm(torch.stack(norms))
         else:
             norm = self.space.total([n.square() for n in norms]).sqrt()
-        return norm if self._factor is None else norm * abs(self._factor)
+        return norm if _is_one(factor) else norm * abs(factor)
 
     # In place: for the optimizer, which owns the weights
 
@@ -200,22 +234,23 @@ class Vector:
 
     def add_(self, other: Vector) -> None:
         """Add another vector to the entries, without room for a third one."""
-        factor, mine, theirs = other._factor, self.tensors, other._tensors
-        if factor is None:
-            torch._foreach_add_(mine, theirs)
-        elif isinstance(factor, Tensor) and all(t.is_cpu and t.dtype == factor.dtype for t in theirs):
+        mine = self.tensors
+        factor, theirs = other._scaled() if len(other._terms) == 1 else (None, other._terms[0][1])
+        if _one_pass(factor, theirs):
             for a, b in zip(mine, theirs, strict=True):
-                a.addcmul_(b, factor)  # one pass over memory
+                a.addcmul_(b, factor)
         else:
             for part in _parts(theirs):
-                torch._foreach_add_(mine[part], _scaled(theirs[part], factor))
+                terms = [(f, tensors[part]) for f, tensors in other._terms]
+                torch._foreach_add_(mine[part], _multiplied_out(terms, other._factor))
 
     def mul_(self, factor: Tensor) -> None:
         """Multiply the entries by a number."""
         torch._foreach_mul_(self.tensors, factor)
 
     def __repr__(self) -> str:
-        return f"Vector({len(self._tensors)} tensors, {sum(t.numel() for t in self._tensors)} entries)"
+        tensors = self._terms[0][1]
+        return f"Vector({len(tensors)} tensors, {sum(t.numel() for t in tensors)} entries)"
 
 
 def unit(v: Vector) -> Vector:
@@ -245,16 +280,49 @@ def wrap_like(tensor: Tensor, param: Tensor) -> Tensor:
     return DTensor.from_local(tensor, mesh, placements, run_check=False, shape=param.shape, stride=param.stride())
 
 
-def _entries(other: Vector | float) -> list[Tensor] | float:
-    return other.tensors if isinstance(other, Vector) else other
-
-
 def _require_scalar(value: object) -> None:
     if not (isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.dim() == 0)):
         raise TypeError(f"a Vector can be multiplied by a number, a 0-d tensor or a Vector, not {value!r}")
 
 
-def _scaled(tensors: list[Tensor], factor: float | Tensor) -> list[Tensor]:
+def _is_one(factor: Number) -> bool:
+    return not isinstance(factor, Tensor) and factor == 1  # a tensor's value is not to be looked at
+
+
+def _times(a: Number, b: Number) -> Number:
+    return b if _is_one(a) else a if _is_one(b) else a * b
+
+
+def _one_pass(factor: Number | None, tensors: list[Tensor]) -> TypeGuard[Tensor]:
+    """Whether a += factor * b is best done in one pass, tensor by tensor: on a CPU (a GPU likes two fused kernels)."""
+    return isinstance(factor, Tensor) and all(t.is_cpu and t.dtype == factor.dtype for t in tensors)
+
+
+def _multiplied_out(terms: list[tuple[Number, list[Tensor]]], factor: Number) -> list[Tensor]:
+    """The entries of factor · Σ fᵢ tensorsᵢ, as new tensors (or the only ones there are)."""
+    (first, tensors), *rest = terms
+    if not rest:
+        return _scaled(tensors, _times(factor, first))
+    if _is_one(first) and not isinstance(rest[0][0], Tensor) and rest[0][0] in (1, -1):
+        add = torch._foreach_add if rest[0][0] == 1 else torch._foreach_sub  # exact for neighbours
+        total, rest = list(add(tensors, rest[0][1])), rest[1:]
+    else:
+        total = _scaled(tensors, first, fresh=True)
+    for f, tensors in rest:
+        if _is_one(f):
+            torch._foreach_add_(total, tensors)
+        elif _one_pass(f, tensors):
+            for a, b in zip(total, tensors, strict=True):
+                a.addcmul_(b, f)
+        else:
+            for part in _parts(tensors):
+                torch._foreach_add_(total[part], _scaled(tensors[part], f))
+    return _scaled(total, factor)
+
+
+def _scaled(tensors: list[Tensor], factor: Number, fresh: bool = False) -> list[Tensor]:
+    if _is_one(factor) and not fresh:
+        return tensors
     if not isinstance(factor, Tensor):
         return list(torch._foreach_mul(tensors, factor))
     first = tensors[0]

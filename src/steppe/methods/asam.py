@@ -21,7 +21,8 @@ class ASAM(Method):
 
     ρ is about ten times SAM's. Limits: ρ = 0 gives the base optimizer.
 
-    Published code takes T = |w| + η only for parameters named "weight" and T = 1 for the rest.
+    Published code takes T = |w| + η only for parameters named "weight" and T = 1 for the rest: put those into a
+    parameter group with ``adaptive=False``.
     """
 
     rho: Number = 0.5

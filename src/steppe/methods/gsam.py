@@ -31,8 +31,8 @@ class GSAM(Method):
     Limits: α = 0 gives SAM, or ASAM with the adaptive ascent.
 
     Published code does not clamp ρ_t, so that it leaves [ρ_min, ρ_max] during warm-up; `linear_in_lr` clamps.
-    It computes e and d per device and averages d: ``SharpnessAware(local=True)``. Its adaptive e has one power
-    of |w| and the plain norm of g.
+    It computes e and d per device and averages d: ``SharpnessAware(local=True)``. The adaptive e of its JAX form has
+    one power of |w| and the plain norm of g; that of its PyTorch form is ASAM's with η = 0.
     """
 
     rho: Number = 0.05

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +25,8 @@ class SASAM(Method):
     η_0 is the base's learning rate; later ones are written into its groups, so no scheduler may change them.
     Meant for SGD without momentum. The document's Algorithm 1 and its eq. 5 disagree on an index: this is eq. 5.
 
-    Published code has no factor 2 and θ_0 = 1, adds 1e-8 to η, and takes ρ_t from η_{t−1}: ``published=True``.
+    Published code has no factor 2, lets the first η grow too (η_0 = √(1+δ) lr, θ_0 = √(1+δ)), adds 1e-8 to later
+    ones, and takes ρ_t from η_{t−1}: ``published=True``.
     """
 
     delta: Number = 0.02
@@ -44,7 +46,10 @@ class SASAM(Method):
         last_eta = ctx.memory["eta"]
         if ctx.step == 0:
             eta = last_eta = torch.as_tensor(ctx.lr, dtype=last_eta.dtype, device=last_eta.device)
-            theta = torch.ones_like(eta) if self.published else torch.full_like(eta, torch.inf)
+            theta = torch.full_like(eta, torch.inf)
+            if self.published:
+                eta = eta * math.sqrt(1 + self.delta)
+                theta = eta / last_eta
         else:
             moved = (ctx.memory["w"] - ctx.w).perturbed()
             before = yield Look(moved)

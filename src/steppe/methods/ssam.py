@@ -30,8 +30,8 @@ class SSAM(Method):
 
     Limits: s = 0 gives SAM.
 
-    Published code makes the mask after a step and uses it from the next one on, so that its first step, with an
-    all-zero mask, is plain: ``published=True``. It sees single examples in training mode, which moves
+    Published code makes the mask right after a step, so that its first step, with an all-zero mask, is plain and
+    the others come one step later: ``published=True``. It sees single examples in training mode, which moves
     BatchNorm's statistics; here nothing but the first look does.
     """
 
@@ -69,13 +69,13 @@ class SSAM(Method):
         return frozenset({"sample"}) if self.rule == "fisher" else frozenset()
 
     def looks(self, ctx: Context) -> Looks:
-        """Equation (1), with the mask made before it or, as published, after."""
+        """Equation (1), with the mask made first when its turn has come."""
         g = (yield HERE).grad
-        new = ctx.memory["mask"]
-        if ctx.step % self.every == 0:
-            new = (yield from self._fisher(g)) if self.rule == "fisher" else self._dynamic(ctx, g)
-            ctx.remember(mask=new)
-        mask = ctx.memory["mask"] if self.published else new
+        mask = ctx.memory["mask"]
+        turn = ctx.step - 1 if self.published else ctx.step
+        if turn >= 0 and turn % self.every == 0:
+            mask = (yield from self._fisher(g)) if self.rule == "fisher" else self._dynamic(ctx, g, first=turn == 0)
+            ctx.remember(mask=mask)
         there = yield Look(self.rho * (mask * ascent(g)))
         return there.grad
 
@@ -85,10 +85,10 @@ class SSAM(Method):
             score = score + (yield Look(batch="sample", sample=i)).grad ** 2
         return largest(score.perturbed(), self._kept(like.space))
 
-    def _dynamic(self, ctx: Context, g: Vector) -> Vector:
+    def _dynamic(self, ctx: Context, g: Vector, first: bool) -> Vector:
         space, kept = g.space, self._kept(g.space)
         random = ctx.draws.uniform(0.5, 1.0)
-        if ctx.step == 0:
+        if first:
             return largest(random, kept)
         decay = 1.0 if self.total is None else (1 + math.cos(math.pi * min(ctx.step / self.total, 1.0))) / 2
         dropped = min(int(kept * self.drop * decay), _size(space) - kept)
