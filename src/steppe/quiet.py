@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from .vector import local
+from .vector import copies, copy_into, local
 
 
 class Snapshot:
@@ -32,7 +32,7 @@ class Snapshot:
         # By place and not only by value: a forward may put another tensor where a buffer was.
         places = [(module._buffers, name) for module, _ in self._modes for name in module._buffers]
         self._buffers = [(where, name, buffer) for where, name in places if (buffer := where[name]) is not None]
-        self._values = [local(buffer).detach().clone() for *_, buffer in self._buffers]
+        self._values = copies([local(buffer).detach() for *_, buffer in self._buffers])
         self._cpu_rng = torch.get_rng_state()
         accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
         self._device_rng = [(d, torch.get_device_module(d).get_rng_state(d)) for d in accelerators]
@@ -42,9 +42,8 @@ class Snapshot:
         for where, name, buffer in self._buffers:
             if where[name] is not buffer:
                 where[name] = buffer
-        if self._buffers:
-            with torch.no_grad():
-                torch._foreach_copy_([local(buffer) for *_, buffer in self._buffers], self._values)
+        with torch.no_grad():
+            copy_into([local(buffer) for *_, buffer in self._buffers], self._values)
         torch.set_rng_state(self._cpu_rng)
         for device, state in self._device_rng:
             torch.get_device_module(device).set_rng_state(state, device)

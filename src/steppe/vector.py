@@ -111,16 +111,17 @@ class Vector:
     tensor per parameter and not one per operation. Reductions return 0-d tensors, in float32 or better.
     """
 
-    __slots__ = ("_factor", "_terms", "space")
+    __slots__ = ("_factor", "_norm", "_terms", "space")
 
     def __init__(self, tensors: Sequence[Tensor], space: Space | None = None):
         self._terms: list[tuple[Number, list[Tensor]]] = [(1.0, list(tensors))]
         self._factor: Number = 1.0
+        self._norm: Tensor | None = None
         self.space = Space(tensors) if space is None else space
 
     def _sum(self, terms: list[tuple[Number, list[Tensor]]], factor: Number = 1.0) -> Vector:
         vector = object.__new__(Vector)
-        vector._terms, vector._factor, vector.space = terms, factor, self.space
+        vector._terms, vector._factor, vector._norm, vector.space = terms, factor, None, self.space
         return vector
 
     def _new(self, tensors: Sequence[Tensor]) -> Vector:
@@ -205,7 +206,7 @@ class Vector:
 
     def clone(self) -> Vector:
         """A copy with memory of its own."""
-        return self._new([t.clone() for t in self.tensors])
+        return self._new(copies(self.tensors))
 
     # Reductions
 
@@ -216,25 +217,28 @@ class Vector:
         return product if _is_one(factor := _times(a, b)) else product * factor
 
     def norm(self) -> Tensor:
-        """Euclidean norm, over all parameters, devices and shards."""
-        factor, tensors = self._scaled()
-        accumulate = torch.float32 if any(t.dtype in _LOW_PRECISION for t in tensors) else None
-        norms = torch._foreach_norm(tensors, 2, dtype=accumulate)
-        if self.space._shard_groups is None and all(n.device == norms[0].device for n in norms):
-            norm = torch.linalg.vector_norm(torch.stack(norms))
-        else:
-            norm = self.space.total([n.square() for n in norms]).sqrt()
-        return norm if _is_one(factor) else norm * abs(factor)
+        """Euclidean norm, over all parameters, devices and shards. Computed once."""
+        if self._norm is None:
+            factor, tensors = self._scaled()
+            accumulate = torch.float32 if any(t.dtype in _LOW_PRECISION for t in tensors) else None
+            norms = torch._foreach_norm(tensors, 2, dtype=accumulate)
+            if self.space._shard_groups is None and all(n.device == norms[0].device for n in norms):
+                norm = torch.linalg.vector_norm(torch.stack(norms))
+            else:
+                norm = self.space.total([n.square() for n in norms]).sqrt()
+            self._norm = norm if _is_one(factor) else norm * abs(factor)
+        return self._norm
 
     # In place: for the optimizer, which owns the weights
 
     def copy_(self, other: Vector) -> None:
         """Take over the entries of another vector."""
-        torch._foreach_copy_(self.tensors, other.tensors)
+        self._norm = None
+        copy_into(self.tensors, other.tensors)
 
     def add_(self, other: Vector) -> None:
         """Add another vector to the entries, without room for a third one."""
-        mine = self.tensors
+        mine, self._norm = self.tensors, None
         factor, theirs = other._scaled() if len(other._terms) == 1 else (None, other._terms[0][1])
         if _one_pass(factor, theirs):
             for a, b in zip(mine, theirs, strict=True):
@@ -246,6 +250,7 @@ class Vector:
 
     def mul_(self, factor: Tensor) -> None:
         """Multiply the entries by a number."""
+        self._norm = None
         torch._foreach_mul_(self.tensors, factor)
 
     def __repr__(self) -> str:
@@ -270,6 +275,24 @@ def _shard_groups(param: Tensor) -> tuple:
         return ()
     placements = enumerate(param.placements)
     return tuple(param.device_mesh.get_group(dim) for dim, p in placements if not p.is_replicate())
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A copy of each tensor, in few kernels."""
+    made = [torch.empty_like(t) for t in tensors]
+    copy_into(made, tensors)
+    return made
+
+
+def copy_into(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors pairwise, in few kernels: one for every dtype and device."""
+    kinds: dict[tuple, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        into, out_of = kinds.setdefault((target.dtype, target.device), ([], []))
+        into.append(target)
+        out_of.append(source)
+    for into, out_of in kinds.values():
+        torch._foreach_copy_(into, out_of)
 
 
 def wrap_like(tensor: Tensor, param: Tensor) -> Tensor:

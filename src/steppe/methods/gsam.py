@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..method import HERE, Context, Look, Looks, Method, Number, adaptive_ascent, ascent
-from ..vector import reject, unit
+from ..vector import TINY, reject, unit
 from .asam import ASAM
 from .sam import SAM
 
@@ -62,12 +62,13 @@ class GSAM(Method):
         there = yield Look(self.rho * climb)
         ctx.note_gap()
         g, g_p = here.grad, there.grad
-        ctx.metrics["cos"] = unit(g) @ unit(g_p)
+        along = g @ unit(g_p)  # ‖g‖ cos θ
+        ctx.metrics["cos"] = along / (g.norm() + TINY)
         if self.objective == "weighted":
             return g_p + self.alpha * (g_p - g)
         if self.objective == "f-h":
             return g + self.alpha * reject(g_p, g)
-        return g_p - self.alpha * reject(g, g_p)
+        return g_p - self.alpha * (g - along * unit(g_p))
 
     @classmethod
     def variants(cls) -> list[Method]:
