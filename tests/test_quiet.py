@@ -43,6 +43,34 @@ def test_every_look_starts_from_the_same_buffers():
     assert losses[0] == losses[1]
 
 
+def test_a_buffer_that_forward_replaces_is_put_back():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 10)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            return self.linear(x)
+
+    model = seeded(Counter)
+    opt = SharpnessAware(frozen(model), steppe.CRSAM(), model)
+    for d in problems.steps(3):
+        by_closure(opt, model, d)
+    assert model.calls == 3
+
+
+def test_modules_that_come_later_are_looked_after_too():
+    model = seeded(lambda: nn.Sequential(nn.Linear(64, 10)))
+    opt = SharpnessAware(frozen(model), SAM(), model)
+    first, second = problems.steps(2)
+    by_closure(opt, model, first)
+    model.append(nn.BatchNorm1d(10, dtype=torch.float64))
+    by_closure(opt, model, second)
+    assert model[1].num_batches_tracked == 1
+
+
 def test_dropout_masks_are_the_same_in_every_look_and_differ_between_steps():
     model = seeded(lambda: nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.5), nn.Linear(32, 10)))
     masks = []

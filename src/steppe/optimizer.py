@@ -119,7 +119,9 @@ class SharpnessAware(Optimizer):
         self._store = Store()
         self._pending: tuple[Space, Context] | None = None  # a direction waits in p.grad; this is what it came from
         self._open: weakref.ref[Any] | None = None  # the looks under way
-        self._begun: Quiet | None = None
+        self._quiet: Any = None  # Quiet, kept between steps for its memory
+        self._begun = False
+        self._room: Vector | None = None  # memory for a copy of the weights, likewise
         self._lr_set: Any = None  # the learning rate the method has set
         self._scaler_steps = False  # a GradScaler is calling
         Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
@@ -229,7 +231,9 @@ class SharpnessAware(Optimizer):
 
     def begin(self) -> None:
         """Call before a pass that a framework runs itself, when ``gradient(..., first_done=True)`` will follow."""
-        self._begun = Quiet(self.model, self._trainable())
+        params = self._trainable()
+        self._quiet = Quiet(self.model, params) if self._quiet is None else self._quiet.again(self.model, params)
+        self._begun = True
 
     def _start(self, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
         self._pending, self._scaler_steps = None, False
@@ -240,11 +244,13 @@ class SharpnessAware(Optimizer):
     def _run(self, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
         """One step's looks. Whatever happens, the weights are back when this ends."""
         space = self._space()
-        weights, home = space.weights(), None
+        weights, home = space.live(), None
 
         def start() -> Vector:
             nonlocal home  # a copy, made when first needed: the parameters themselves will move
-            home = home or weights.clone()
+            if home is None:
+                with torch.no_grad():
+                    home = self._room = weights.clone(room=self._room)
             return home
 
         def go_home() -> None:
@@ -254,8 +260,9 @@ class SharpnessAware(Optimizer):
 
         scale = None if scaler is None else _Scale(scaler, weights.tensors[0].device)
         ctx = self._context(space, start)
-        quiet = (self._begun if first_done else None) or Quiet(self.model, space.params)
-        self._begun = None
+        if not (first_done and self._begun):
+            self.begin()
+        quiet, self._begun = self._quiet, False
         used = [False] * len(space.params)  # which parameters a look saw a gradient of
         apart = self.local and distributed.can_skip_sync(self.model)
         if apart:
@@ -279,7 +286,7 @@ class SharpnessAware(Optimizer):
                 report = Pass(index, look.batch, look.sample, product=ask[0] if isinstance(ask[0], HVP) else None)
                 ask.clear()
                 del look
-                if not (first_done and index == 0):
+                if index == 0 and not first_done:
                     self._clear_gradients(space)
                 with contextlib.ExitStack() as around:
                     if index == 0 and "hvp" in self.method.needs:
@@ -290,9 +297,6 @@ class SharpnessAware(Optimizer):
                         around.enter_context(distributed.no_sync(self.model))
                     yield report
                 index += 1
-                if home is not None and index >= self.method.cost:  # most likely the last look: make room
-                    go_home()
-                    home = None
                 try:
                     ask = [asks.send(self._answer(report, space, used, scale, ctx))]
                 except StopIteration as end:
@@ -327,7 +331,7 @@ class SharpnessAware(Optimizer):
         if "hvp" not in self.method.needs or self.hvp == "exact":
             return asks
         with torch.no_grad():
-            w_norm = space.weights().perturbed().norm()
+            w_norm = space.live().perturbed().norm()
         return by_difference(asks, w_norm, quiet.precision, self.hvp == "central")
 
     def _answer(self, report: Pass, space: Space, used: list[bool], scale: _Scale | None, ctx: Context) -> Any:
@@ -346,18 +350,19 @@ class SharpnessAware(Optimizer):
 
     def _collect(self, space: Space, used: list[bool], scale: _Scale | None) -> Vector:
         """Take the gradients out of the parameters, as a vector that nothing else writes to."""
-        grads: list[Tensor | None] = []
-        for i, p in enumerate(space.params):
-            grad = p.grad
-            if grad is not None:
-                used[i] = True
-                if grad.is_sparse:
-                    raise TypeError("sparse gradients are not supported: use nn.Embedding(sparse=False)")
-                if grad._base is not None and local(grad) is grad:
-                    grad = grad.clone()  # DDP's gradient_as_bucket_view: the next look would overwrite it
-                grad = grad.detach()  # only now: a detached view no longer says that it is one
-            grads.append(grad)
+        grads = [p.grad for p in space.params]
+        shared = torch.distributed.is_available() and torch.distributed.is_initialized()
+        for i, (p, grad) in enumerate(zip(space.params, grads, strict=True)):
+            if grad is None:
+                continue
+            used[i] = True
             p.grad = None
+            if grad.layout is not torch.strided:
+                raise TypeError("sparse gradients are not supported: use nn.Embedding(sparse=False)")
+            if shared and grad._base is not None and local(grad) is grad:
+                grad = grad.clone()  # DDP's gradient_as_bucket_view: the next look would overwrite it
+            # Only now: a detached view no longer says that it is one.
+            grads[i] = grad.detach() if grad.requires_grad else grad
         vector = space.vector(grads)
         if scale is not None:
             scale.remove(vector)
@@ -372,6 +377,8 @@ class SharpnessAware(Optimizer):
         with torch.no_grad():
             if any(id(t) in kept_tensors for t in direction.tensors):
                 direction = direction.clone()
+            if self._room is not None and any(id(t) in kept_tensors for t in self._room.tensors):
+                self._room = None  # the method remembers the weights: their memory is its own now
             if self.local:
                 distributed.average_(direction.tensors, self.model)
                 used = distributed.used_anywhere(used, self.model)
@@ -416,7 +423,7 @@ class SharpnessAware(Optimizer):
         if "aside" in ctx.wishes:
             with torch.no_grad():
                 lr = Each([float(lr) for lr in self._by_group("lr")])
-                space.weights().add_(-1.0 * (lr * ctx.wishes["aside"]))
+                space.live().add_(-1.0 * (lr * ctx.wishes["aside"]))
         self._store.keep(space.params, ctx.remembered)
         self.metrics = ctx.metrics
         self.param_groups[0][_STEP] = self.steps + 1
@@ -471,7 +478,15 @@ class SharpnessAware(Optimizer):
         gone = ("step", "_opt_called")
         state = {k: v for k, v in self.__dict__.items() if k not in gone and not k.startswith("_optimizer_")}
         # A step under way belongs to this object alone; and a copy has another object for the learning rate.
-        return {**state, "_open": None, "_begun": None, "_pending": None, "_lr_set": None}
+        return {
+            **state,
+            "_open": None,
+            "_quiet": None,
+            "_begun": False,
+            "_room": None,
+            "_pending": None,
+            "_lr_set": None,
+        }
 
     def __repr__(self) -> str:
         return f"SharpnessAware(method={self.method!r}, base={self.base!r})"

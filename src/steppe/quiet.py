@@ -11,7 +11,7 @@ no knowledge of layers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,40 +19,54 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from .vector import copies, copy_into, local
+from .vector import by_kind, local
 
 
 class Snapshot:
-    """Buffers, random state and modes at one moment."""
+    """Buffers, random state and modes at one moment. Taken again, it uses the same memory."""
 
-    def __init__(self, modules: Iterable[nn.Module], devices: Iterable[torch.device]):
-        self._modes = [(module, module.training) for module in modules]
-        params = [p for module, _ in self._modes for p in module._parameters.values() if p is not None]
-        self._trainable = [(p, p.requires_grad) for p in params]
+    def __init__(self, modules: Sequence[nn.Module], devices: Iterable[torch.device]):
+        self._modules = modules
+        self._params = [p for module in modules for p in module._parameters.values() if p is not None]
         # By place and not only by value: a forward may put another tensor where a buffer was.
-        places = [(module._buffers, name) for module, _ in self._modes for name in module._buffers]
+        places = [(module._buffers, name) for module in modules for name in module._buffers]
         self._buffers = [(where, name, buffer) for where, name in places if (buffer := where[name]) is not None]
-        self._values = copies([local(buffer).detach() for *_, buffer in self._buffers])
+        sources = [local(buffer.detach()) for *_, buffer in self._buffers]
+        self._pairs = by_kind(sources, [torch.empty_like(source) for source in sources])
+        self._devices = [device for device in devices if device.type not in ("cpu", "meta")]
+        self.take()
+
+    def take(self) -> None:
+        """Remember how things are now."""
+        self._modes = [module.training for module in self._modules]
+        self._trainable = [p.requires_grad for p in self._params]
+        for sources, values in self._pairs:
+            torch._foreach_copy_(values, sources)
         self._cpu_rng = torch.get_rng_state()
-        accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
-        self._device_rng = [(d, torch.get_device_module(d).get_rng_state(d)) for d in accelerators]
+        self._device_rng = [torch.get_device_module(d).get_rng_state(d) for d in self._devices]
 
     def restore(self) -> None:
         """Make everything as it was when the snapshot was taken."""
         for where, name, buffer in self._buffers:
             if where[name] is not buffer:
                 where[name] = buffer
-        with torch.no_grad():
-            copy_into([local(buffer) for *_, buffer in self._buffers], self._values)
+        for sources, values in self._pairs:
+            torch._foreach_copy_(sources, values)
         torch.set_rng_state(self._cpu_rng)
-        for device, state in self._device_rng:
+        for device, state in zip(self._devices, self._device_rng, strict=True):
             torch.get_device_module(device).set_rng_state(state, device)
-        for module, training in self._modes:
+        for module, training in zip(self._modules, self._modes, strict=True):
             if module.training != training:
                 module.training = training
-        for param, trainable in self._trainable:
+        for param, trainable in zip(self._params, self._trainable, strict=True):
             if param.requires_grad != trainable:
                 param.requires_grad_(trainable)
+
+    def fits(self) -> bool:
+        """Whether the modules still have the buffers that this snapshot knows."""
+        count = sum(len(module._buffers) for module in self._modules)
+        known = all(where.get(name) is buffer for where, name, buffer in self._buffers)
+        return known and count == len(self._buffers)
 
 
 class Quiet:
@@ -60,12 +74,13 @@ class Quiet:
 
     def __init__(self, model: nn.Module | None, params: list[Tensor]):
         self._model = model
-        self._modules = [] if model is None else list(model.modules())
+        self._modules = _modules_of(model)
         self._params = params
         self._devices = sorted({p.device for p in params}, key=str)
         self._sharded = [m for m in self._modules if isinstance(m, FSDPModule)]
-        self._before = self._snapshot()
+        self._before = Snapshot(self._modules, self._devices)
         self._after: Snapshot | None = None
+        self._looked = False  # whether the state after the first look is known
         # Parameters of the model that are another optimizer's: extra looks must not add to their gradients.
         ours = {id(p) for p in params}
         everyones = (p for m in self._modules for p in m._parameters.values() if p is not None)
@@ -73,13 +88,23 @@ class Quiet:
         self._others_grads: list[Tensor | None] = []
         self._autocast: torch.dtype | None = None
 
-    def _snapshot(self) -> Snapshot:
-        return Snapshot(self._modules, self._devices)
+    def again(self, model: nn.Module | None, params: list[Tensor]) -> Quiet:
+        """For the next step: this object, or a new one if model or parameters have changed."""
+        same = len(params) == len(self._params) and all(a is b for a, b in zip(params, self._params, strict=True))
+        if not (same and model is self._model and _modules_of(model) == self._modules and self._before.fits()):
+            return Quiet(model, params)
+        self._looked = False
+        self._before.take()
+        return self
 
     def rewind(self) -> None:
         """Before each extra look: as before the first one."""
-        if self._after is None:
-            self._after = self._snapshot()
+        if not self._looked:
+            self._looked = True
+            if self._after is None:
+                self._after = Snapshot(self._modules, self._devices)
+            else:
+                self._after.take()
             self._others_grads = [p.grad for p in self._others]
         for p in self._others:
             p.grad = None
@@ -87,14 +112,14 @@ class Quiet:
 
     def settle(self) -> None:
         """After the last look: as after the first one."""
-        if self._after is not None:
+        if self._looked and self._after is not None:
             self._after.restore()
             self._give_back_gradients()
 
     def undo(self) -> None:
         """After an exception: as if the step had never begun."""
         self._before.restore()
-        if self._after is not None:
+        if self._looked:
             self._give_back_gradients()
 
     def _give_back_gradients(self) -> None:
@@ -150,6 +175,18 @@ class Quiet:
         torch.clear_autocast_cache()
         for module in self._sharded:
             module.reshard()
+
+
+def _modules_of(model: nn.Module | None) -> list[nn.Module]:
+    """All modules, each once: what ``model.modules()`` gives, in a fraction of the time."""
+    found: dict[nn.Module, None] = {} if model is None else {model: None}
+    stack = list(found)
+    while stack:
+        for child in stack.pop()._modules.values():
+            if child is not None and child not in found:
+                found[child] = None
+                stack.append(child)
+    return list(found)
 
 
 def _autocast_dtype(device_type: str) -> torch.dtype | None:

@@ -47,6 +47,7 @@ class Space:
         self.adaptive = None if adaptive is None or all(adaptive) else list(adaptive)
         groups = [_shard_groups(p) for p in self.params]
         self._shard_groups = groups if any(groups) else None
+        self._in_one_place = not any(groups) and len({p.device for p in self.params}) <= 1
 
     def __reduce__(self):  # process groups cannot be pickled; they follow from the parameters
         return Space, (self.params, self.perturbed, self.adaptive)
@@ -62,13 +63,25 @@ class Space:
         """The zero vector."""
         return self.vector([None] * len(self.params))
 
-    def weights(self) -> Vector:
-        """The parameters themselves, not a copy: the vector changes when they do."""
-        return Vector([local(p.detach()) for p in self.params], space=self)
+    def live(self) -> Vector:
+        """The parameters themselves, not a copy: the vector changes when they do. For use without autograd."""
+        return Vector([local(p) for p in self.params], space=self)
+
+    def zero(self) -> Tensor:
+        """The number zero, in the dtype and on the device of a reduction."""
+        first = local(self.params[0])
+        return torch.zeros((), dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
 
     def wrap(self, vector: Vector) -> list[Tensor]:
         """One tensor per parameter, of the parameter's kind (shards become DTensors) and dtype."""
-        return [wrap_like(t.to(p.dtype), p) for t, p in zip(vector.tensors, self.params, strict=True)]
+        pairs = zip(vector.tensors, self.params, strict=True)
+        return [wrap_like(t if t.dtype == p.dtype else t.to(p.dtype), p) for t, p in pairs]
+
+    def dot(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+        """Inner product of two tensor lists."""
+        if self._in_one_place:
+            return _dot(a, b)
+        return self.total([_dot([x], [y]) for x, y in zip(a, b, strict=True)])
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         """Sum of one number per parameter, over devices, shards and the ranks that hold them."""
@@ -204,16 +217,23 @@ class Vector:
         kept = [t if moves else torch.zeros_like(t) for t, moves in zip(tensors, keep, strict=True)]
         return self._sum([(factor, kept)])
 
-    def clone(self) -> Vector:
-        """A copy with memory of its own."""
-        return self._new(copies(self.tensors))
+    def clone(self, room: Vector | None = None) -> Vector:
+        """A copy with memory of its own: that of another vector, if one is given and fits."""
+        mine, theirs = self.tensors, [] if room is None else room.tensors
+        fits = len(mine) == len(theirs) and all(
+            a.dtype == b.dtype and a.shape == b.shape and a.device == b.device
+            for a, b in zip(mine, theirs, strict=True)
+        )
+        theirs = theirs if fits else [torch.empty_like(t, requires_grad=False) for t in mine]
+        torch._foreach_copy_(theirs, mine)
+        return self._new(theirs)
 
     # Reductions
 
     def __matmul__(self, other: Vector) -> Tensor:
         """Inner product, over all parameters, devices and shards."""
         (a, mine), (b, theirs) = self._scaled(), other._scaled()
-        product = self.space.total([_dot(x, y) for x, y in zip(mine, theirs, strict=True)])
+        product = self.space.dot(mine, theirs)
         return product if _is_one(factor := _times(a, b)) else product * factor
 
     def norm(self) -> Tensor:
@@ -222,7 +242,7 @@ class Vector:
             factor, tensors = self._scaled()
             accumulate = torch.float32 if any(t.dtype in _LOW_PRECISION for t in tensors) else None
             norms = torch._foreach_norm(tensors, 2, dtype=accumulate)
-            if self.space._shard_groups is None and all(n.device == norms[0].device for n in norms):
+            if self.space._in_one_place:
                 norm = torch.linalg.vector_norm(torch.stack(norms))
             else:
                 norm = self.space.total([n.square() for n in norms]).sqrt()
@@ -234,7 +254,7 @@ class Vector:
     def copy_(self, other: Vector) -> None:
         """Take over the entries of another vector."""
         self._norm = None
-        copy_into(self.tensors, other.tensors)
+        torch._foreach_copy_(self.tensors, other.tensors)
 
     def add_(self, other: Vector) -> None:
         """Add another vector to the entries, without room for a third one."""
@@ -277,22 +297,14 @@ def _shard_groups(param: Tensor) -> tuple:
     return tuple(param.device_mesh.get_group(dim) for dim, p in placements if not p.is_replicate())
 
 
-def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """A copy of each tensor, in few kernels."""
-    made = [torch.empty_like(t) for t in tensors]
-    copy_into(made, tensors)
-    return made
-
-
-def copy_into(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors pairwise, in few kernels: one for every dtype and device."""
+def by_kind(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Two tensor lists, split by dtype and device: what fused kernels want."""
     kinds: dict[tuple, tuple[list[Tensor], list[Tensor]]] = {}
-    for target, source in zip(targets, sources, strict=True):
-        into, out_of = kinds.setdefault((target.dtype, target.device), ([], []))
-        into.append(target)
-        out_of.append(source)
-    for into, out_of in kinds.values():
-        torch._foreach_copy_(into, out_of)
+    for a, b in zip(first, second, strict=True):
+        pair = kinds.setdefault((a.dtype, a.device), ([], []))
+        pair[0].append(a)
+        pair[1].append(b)
+    return list(kinds.values())
 
 
 def wrap_like(tensor: Tensor, param: Tensor) -> Tensor:
@@ -366,7 +378,20 @@ def _parts(tensors: list[Tensor], entries: int = 1 << 25) -> Iterator[slice]:
             start, count = stop, 0
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    if a.dtype in _LOW_PRECISION or b.dtype in _LOW_PRECISION:
-        a, b = a.float(), b.float()
-    return torch.dot(a.reshape(-1), b.reshape(-1))
+def _dot(a: Sequence[Tensor], b: Sequence[Tensor], large: int = 1 << 18) -> Tensor:
+    """Inner product of tensor lists on one device: large tensors one by one, small ones strung together."""
+    parts: list[tuple[Tensor, Tensor]] = []
+    small: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for x, y in zip(a, b, strict=True):
+        if x.dtype in _LOW_PRECISION or y.dtype in _LOW_PRECISION:
+            x, y = x.float(), y.float()
+        if x.numel() >= large:
+            parts.append((x.reshape(-1), y.reshape(-1)))
+        else:
+            small[0].append(x.reshape(-1))
+            small[1].append(y.reshape(-1))
+    if small[0]:
+        strung = [pieces[0] if len(pieces) == 1 else torch.cat(pieces) for pieces in small]
+        parts.append((strung[0], strung[1]))
+    dots = [torch.dot(x, y) for x, y in parts]
+    return dots[0] if len(dots) == 1 else torch.stack(dots).sum()

@@ -127,7 +127,7 @@ class GAM(Method):
         """γ and the γ-optimizer's state."""
         if self.gamma is not None:
             return {}
-        zeros = torch.zeros_like(space.weights().norm()).repeat(self.T)  # in the dtype of a reduction
+        zeros = space.zero().repeat(self.T)
         # The state an optimizer starts from is the one that a step on a zero gradient makes, set to zero.
         state = stepped(self._optimizer, {"gamma": zeros}, torch.zeros_like(zeros))
         return {name: torch.zeros_like(value) for name, value in state.items()}

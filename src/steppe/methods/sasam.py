@@ -70,8 +70,7 @@ class SASAM(Method):
 
     def memory(self, space: Space) -> Memory:
         """The last weights, η and θ."""
-        zero = space.weights().norm() * 0
-        return {"w": space.zeros(), "eta": zero, "theta": zero}
+        return {"w": space.zeros(), "eta": space.zero(), "theta": space.zero()}
 
     @classmethod
     def variants(cls) -> list[Method]:
