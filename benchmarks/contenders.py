@@ -6,7 +6,9 @@ that does one training step. All step with the same base optimizer.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ import steppe
 Loss = Callable[[], Tensor]
 Contender = Callable[[nn.Module, Loss], Callable[[], object]]
 
-SGD = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
+SGD: dict[str, Any] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
 RHO, ALPHA = 0.05, 0.4
 METHODS = {"SAM": steppe.SAM(rho=RHO), "GSAM": steppe.GSAM(rho=RHO, alpha=ALPHA)}
 
@@ -101,9 +103,8 @@ def two_step_sam(model: nn.Module, loss: Loss) -> Callable[[], object]:
 
 
 def pytorch_optimizer_sam(model: nn.Module, loss: Loss) -> Callable[[], object]:
-    from pytorch_optimizer import SAM
-
-    optimizer = SAM(model.parameters(), torch.optim.SGD, rho=RHO, **SGD)
+    peer = importlib.import_module("pytorch_optimizer")
+    optimizer = peer.SAM(model.parameters(), torch.optim.SGD, rho=RHO, **SGD)
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -126,10 +127,9 @@ class _FixedRho:
 
 
 def pytorch_optimizer_gsam(model: nn.Module, loss: Loss) -> Callable[[], object]:
-    from pytorch_optimizer import GSAM
-
+    peer = importlib.import_module("pytorch_optimizer")
     base = base_optimizer(model)
-    optimizer = GSAM(list(model.parameters()), base, model, _FixedRho(), alpha=ALPHA)
+    optimizer = peer.GSAM(list(model.parameters()), base, model, _FixedRho(), alpha=ALPHA)
 
     @torch.enable_grad()
     def closure() -> tuple[None, Tensor]:
@@ -138,7 +138,7 @@ def pytorch_optimizer_gsam(model: nn.Module, loss: Loss) -> Callable[[], object]
         value.backward()
         return None, value.detach()
 
-    return lambda: optimizer.step(closure)  # pyright: ignore
+    return lambda: optimizer.step(closure)
 
 
 def peers(method: str) -> dict[str, Contender]:

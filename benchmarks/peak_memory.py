@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -130,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--models", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
     args = parser.parse_args()
     device = pick_device(args.device)
     records, missing = [], set()
@@ -146,7 +148,7 @@ def main() -> None:
     if missing:
         print(f"not installed, left out: {', '.join(sorted(missing))}")
     write_json(
-        RESULTS / f"peak_memory-{device.type}.json",
+        args.results / f"peak_memory-{device.type}.json",
         {
             "environment": environment(device),
             "missing": sorted(missing),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,6 +111,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="timed rounds (default: what fits into --seconds, at least 5)")
     parser.add_argument("--seconds", type=float, help="time for one model (default: 25 on a CPU, 12 on a GPU)")
     parser.add_argument("--autocast", action="store_true", help="compute in bfloat16")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
     args = parser.parse_args()
     if args.rounds is not None and args.rounds < 2:
         parser.error("--rounds must be at least 2")
@@ -123,7 +125,7 @@ def main() -> None:
     print("\n".join(["targets missed:", *missed] if missed else ["all targets met"]))
     if missing:
         print(f"not installed, left out: {', '.join(sorted(missing))}")
-    path = RESULTS / f"step_overhead-{device.type}{'-bf16' if args.autocast else ''}.json"
+    path = args.results / f"step_overhead-{device.type}{'-bf16' if args.autocast else ''}.json"
     write_json(
         path,
         {
