@@ -167,7 +167,8 @@ def test_accuracy(name, trained, precision):
         by_hand = product_by_hand(gradient_of(model, batch, precision), problems.weights(model), precision, central)
         errors.append(relative(by_hand, expected.exact))
         assert max(errors[-2:]) < TOLERANCE[precision][central]
-    assert errors[2] < errors[0]  # a second look pays
+    if precision in ("float64", "float32"):
+        assert errors[2] < errors[0] / 3  # a second look pays
     assert errors[0] > 1e-12  # and this is not the exact product by another name
 
 
@@ -274,9 +275,8 @@ def test_without_autocast_the_weights_dtype_counts(dtype):
         assert step == pytest.approx(STEP[name][hvp == "central"], rel=0.02)
 
 
-@pytest.mark.parametrize("where", ["step", "closure"])
-def test_autocast_is_noticed_without_the_model(where):
-    step = relative_step(mlp(nn.Softplus), where, torch.bfloat16, "forward", given=False)
+def test_autocast_around_the_step_is_noticed_without_the_model():
+    step = relative_step(mlp(nn.Softplus), "step", torch.bfloat16, "forward", given=False)
     assert step == pytest.approx(STEP["bfloat16"][0], rel=0.02)
 
 

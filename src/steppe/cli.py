@@ -47,11 +47,12 @@ def methods(
         Console().print(table)
 
 
-def _known() -> list[type[Method]]:
+def known_methods() -> list[type[Method]]:
+    """The methods of the package, by name."""
     return sorted((c for c in Method.registry.values() if c.__module__.startswith("steppe.")), key=lambda c: c.__name__)
 
 
-def _example(cls: type[Method]) -> Method:
+def with_defaults(cls: type[Method]) -> Method:
     """The method with its defaults, or, if it has none for something, the first setting it declares."""
     try:
         return cls()
@@ -68,7 +69,7 @@ def _defaults(cls: type[Method]) -> str:
 
 def rows() -> list[tuple[str, ...]]:
     """One row a method: name, paper, looks, copies, defaults, advice."""
-    described = [(cls, _example(cls)) for cls in _known()]
+    described = [(cls, with_defaults(cls)) for cls in known_methods()]
     return [(c.__name__, c.paper, f"{m.cost:.4g}", str(m.copies), _defaults(c), c.advice) for c, m in described]
 
 

@@ -126,6 +126,7 @@ class Method:
 
     paper: ClassVar[str] = ""
     advice: ClassVar[str] = ""  # one line for whoever has to choose
+    ranges: ClassVar[str] = ""  # what the papers used
     cost: ClassVar[float] = 1  # looks per step, on average; a Hessian-vector product counts as one
     copies: ClassVar[int] = 1  # extra copies of the model held at the peak, memory between steps included
     nonnegative: ClassVar[tuple[str, ...]] = ("rho",)

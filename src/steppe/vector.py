@@ -368,8 +368,9 @@ def _scaled(tensors: list[Tensor], factor: Number, fresh: bool = False) -> list[
     return [(t.to(torch.promote_types(t.dtype, torch.float32)) * on[t.device]).to(t.dtype) for t in tensors]
 
 
-def _parts(tensors: list[Tensor], entries: int = 1 << 25) -> Iterator[slice]:
-    """Slices of a list of tensors, each with about as many entries as given."""
+def _parts(tensors: list[Tensor]) -> Iterator[slice]:
+    """Slices of a list of tensors, each about an eighth of it: room for a temporary, in few kernels."""
+    entries = min(max(sum(t.numel() for t in tensors) // 8, 1 << 18), 1 << 25)
     start = count = 0
     for stop, tensor in enumerate(tensors, start=1):
         count += tensor.numel()

@@ -29,6 +29,7 @@ class CRSAM(Method):
 
     paper = "arXiv 2312.13555"
     advice = "Three looks; in GAM's paper the best on most convolutional nets."
+    ranges = "rho 0.1, gamma 0.1, beta 0.01."
     cost = 3
     copies = 4
     radius = "rho"

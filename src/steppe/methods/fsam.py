@@ -27,6 +27,7 @@ class FSAM(Method):
 
     paper = "arXiv 2403.12350"
     advice = "SAM that perturbs along what is special to the batch, not along the full gradient."
+    ranges = "sigma 1, lam 0.6 to 0.95."
     cost = 2
     copies = 3
     radius = "rho"

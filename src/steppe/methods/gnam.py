@@ -36,6 +36,7 @@ class GNAM(Method):
 
     paper = "arXiv 2303.03108"
     advice = "First-order flatness with true Hessian-vector products; GNAMFast does nearly the same without."
+    ranges = "rho 0.04 on CIFAR-10, 0.1 on CIFAR-100; alpha 0.1, or 0.3 with ResNet-18."
     copies = 5
     needs = frozenset({"hvp"})
     radius = "rho"
@@ -92,6 +93,9 @@ class GNAMFast(Method):
 
     paper = "arXiv 2303.03108"
     advice = "First-order flatness at four looks; its paper keeps most of the gain on every tenth step (Every)."
+    ranges = (
+        "rho 0.2, rho_prime 0.02 to 0.04, gamma 0.03 to 0.05; alpha and beta 0.1 on CIFAR-10, 0.3 to 0.6 on CIFAR-100."
+    )
     cost = 4
     copies = 5
     nonnegative = ("rho", "rho_prime")

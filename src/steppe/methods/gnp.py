@@ -29,6 +29,7 @@ class GNP(Method):
 
     paper = "arXiv 2202.03599"
     advice = "SAM with a share of the plain gradient: steadier when SAM alone is too much."
+    ranges = "r 0.1, alpha 0.8."
     cost = 2
     copies = 2
     nonnegative = ("r", "alpha")

@@ -43,6 +43,10 @@ class GSAM(Method):
 
     paper = "arXiv 2203.08065"
     advice = "SAM with a lever against sharpness itself; alpha 0.01 to 1, rho tied to the learning rate."
+    ranges = (
+        "ResNets on ImageNet: rho 0.04 to 0.02 with the learning rate, alpha 0.01; ViT-B/32: 0.6 to "
+        "0.1, alpha 0.6; ViT-B/16: 0.6 to 0.2, alpha 0.4."
+    )
     cost = 2
     radius = "rho"
     copies = 2

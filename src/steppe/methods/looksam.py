@@ -30,6 +30,7 @@ class LookSAM(Method):
 
     paper = "arXiv 2203.02714"
     advice = "SAM at little more than one look a step; its paper keeps most of the gain."
+    ranges = "k 10, alpha 0.7 in community code."
     copies = 3
     nonnegative = ("rho", "alpha")
     radius = "rho"

@@ -31,6 +31,7 @@ class SAM(Method):
 
     paper = "arXiv 2010.01412"
     advice = "The place to start. Try rho 0.02, 0.05, 0.1, 0.2."
+    ranges = "rho 0.05 by default; 0.01 to 0.5 searched in its paper."
     cost = 2
     radius = "rho"
 

@@ -172,6 +172,7 @@ class TraceSAM(_Sampled):
     gaussian: bool = False
 
     advice = "Cheap smoothing in random directions."
+    ranges = "rho 0.01, n 1, lam 1."
 
     def samplers(self) -> Sequence[Sampler]:
         """The sphere."""
@@ -202,6 +203,7 @@ class FrobSAM(_Sampled):
     published: bool = False
 
     advice = "In practice a penalty on the gradient norm; lam 1e-4 to 5e-3."
+    ranges = "rho 0.005 and 0.01, lam 1e-4 to 5e-3, n 2 and 10."
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -267,6 +269,7 @@ class DetSAM(ProductSAM):
     half_width: float = 0.01
 
     advice = "Uniform noise of a fixed width; strong on small data sets in its paper."
+    ranges = "rho 1, half_width 0.01, n 1, lam 0.01 to 1."
 
     def samplers(self) -> Sequence[Sampler]:
         """The cube."""

@@ -29,6 +29,7 @@ class WSAM(Method):
 
     paper = "arXiv 2305.15817"
     advice = "How much sharpness counts is a weight of its own; rho can then stay small."
+    ranges = "rho 0.05, gamma 0.9."
     cost = 2
     copies = 3
     radius = "rho"

@@ -1,0 +1,59 @@
+"""The command line and the pages made from the registry."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+import steppe
+from steppe.cli import app
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*args: str):
+    return CliRunner().invoke(app, args, env={"COLUMNS": "200"})
+
+
+def test_version():
+    assert run("--version").stdout.strip() == steppe.__version__
+
+
+def test_methods_are_listed_with_their_cost():
+    result = run("methods")
+    assert result.exit_code == 0
+    for name in ("SAM", "GNAMFast", "DetSAM", "Every"):
+        assert name in result.stdout
+    row = next(line for line in run("methods", "--markdown").stdout.splitlines() if line.startswith("| GAM "))
+    assert row.split(" | ")[2:4] == ["6", "8"] and "T=2" in row
+
+
+def test_one_method_in_full():
+    result = run("methods", "gam-norm")
+    assert result.stdout.startswith("GNAM(rho=0.1") and "w_adv" in result.stdout
+
+
+def test_a_wrong_name_gets_one_line():
+    result = run("methods", "gsma")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1 and "did you mean 'gsam'" in result.stderr
+
+
+def test_without_its_packages_the_command_says_what_to_install():
+    code = "import sys; sys.modules['typer'] = None; from steppe.__main__ import main; main()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.strip() == 'the steppe command needs typer: pip install "steppe[cli]"'
+
+
+def test_the_pages_are_those_of_the_registry():
+    spec = importlib.util.spec_from_file_location("make_methods", ROOT / "docs" / "make_methods.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    stale = [path.name for path, text in module.pages().items() if not path.exists() or path.read_text("utf-8") != text]
+    assert not stale, "run python docs/make_methods.py"
