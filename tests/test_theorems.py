@@ -603,17 +603,36 @@ def test_s3_table_1_row_4_product(sigma, seed):
         assert abs(estimate / expected - 1) < 4 * error
 
 
+def power_mean(sigma: float, delta: Tensor) -> Tensor:
+    return torch.exp(sigma * delta).mean() ** -2
+
+
+AWARE = {
+    "frobenius": (None, lambda delta: frobenius(delta.mean(), delta.square().mean())),
+    "trace": (TraceSAM, torch.mean),
+    "frob": (FrobSAM, lambda delta: 2 * delta.var()),
+    "det": (DetSAM, partial(power_mean, -1.0)),
+    "product": (partial(ProductSAM, sigma=0.1), partial(power_mean, 0.1)),
+}
+
+
 @pytest.mark.parametrize("rho", [0.3, 0.05])
-def test_s3_definition_8_the_direction_is_the_gradient_of_the_sharpness_aware_loss(rho):
-    """d = ∇(L + ρ²R_ρ), for fixed draws, two functions ψ and one φ of both."""
+@pytest.mark.parametrize("name", AWARE)
+def test_s3_definition_8_the_direction_is_the_gradient_of_the_sharpness_aware_loss(name, rho, monkeypatch):
+    """d = ∇(L + λρ²R_ρ), for fixed draws: the general form with two functions ψ, and every member."""
     problem, points, w = Smooth(lambda w: (torch.tanh(w) ** 2).sum() + w.prod()), gaussian(2), randn(2)
+    member, regularizer = AWARE[name]
+    if member is None:
+        method = universal_frobenius(points, rho=rho, lam=0.3)
+    else:
+        method = member(rho=rho, n=len(points), lam=0.3)
+        monkeypatch.setattr(type(method), "samplers", lambda self: [Listed(points)])
 
     def aware(w: Tensor) -> Tensor:
         delta = torch.stack([problem.loss(w + rho * v) - problem.loss(w) for v in points]) / rho**2
-        return problem.loss(w) + rho**2 * frobenius(delta.mean(), delta.square().mean())
+        return problem.loss(w) + 0.3 * rho**2 * regularizer(delta)
 
-    direction = observed(universal_frobenius(points, rho=rho), problem, w)[0]
-    torch.testing.assert_close(direction, grad(aware)(w), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(observed(method, problem, w)[0], grad(aware)(w), rtol=1e-9, atol=1e-11)
 
 
 EXAMPLE_2 = Smooth(lambda x: x[0] ** 2 * x[1] ** 2 - 2 * x[0] * x[1] + 1)  # zero where x₁x₂ = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -94,6 +95,20 @@ def test_add_in_place(factor, dtype):
     a.add_(b if factor is None else factor * b)
     assert a.tensors is tensors
     torch.testing.assert_close(flat(a), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_long_sum_holds_only_itself():
+    """A walk that adds a vector at each step must not keep every vector it ever saw."""
+    space = Space([torch.zeros(3)])
+    walk, expected = space.zeros(), torch.zeros(3)
+    seen = []
+    for i in range(10):
+        step = Vector([torch.full((3,), float(i))], space)
+        seen.append(weakref.ref(step.tensors[0]))
+        walk, expected = 0.5 * walk + step, 0.5 * expected + i
+    del step
+    assert sum(ref() is not None for ref in seen) <= 4
+    assert torch.equal(flat(walk), expected.double())
 
 
 def test_a_factor_for_each_parameter():

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 TINY = 1e-12  # guards every division by a norm
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
+_MOST_TERMS = 4  # that a vector keeps apart before it multiplies them out
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -166,7 +167,8 @@ class Vector:
                 terms.append((factor, tensors))
             else:
                 terms[same] = (terms[same][0] + factor, tensors)
-        return self._sum(terms)
+        # A sum that grew with every look would hold all that was ever seen.
+        return self._sum(terms) if len(terms) <= _MOST_TERMS else self._new(_multiplied_out(terms, 1.0))
 
     def _distributed(self) -> list[tuple[Number, list[Tensor]]]:
         return [(_times(self._factor, factor), tensors) for factor, tensors in self._terms]

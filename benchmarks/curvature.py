@@ -1,0 +1,382 @@
+"""Top eigenvalue and trace of trained nets: time and products to a *true* error, beside PyHessian and curvlinops.
+
+    python benchmarks/curvature.py                  # CPU, digits; writes results/curvature-cpu.json
+    python benchmarks/curvature.py --device cuda    # writes results/curvature-cuda.json
+    python benchmarks/curvature.py --data-dir DIR   # MNIST's four idx files instead of digits
+
+Every contender is given several settings, from loose to strict. Each is run on several seeds, and its error is measured
+against a float64 reference. What counts is the cheapest setting whose error meets the target: for the top
+eigenvalue on every seed, for the trace in the root mean square. Building the operator is part of the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gzip
+import math
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import RESULTS, environment, pick_device, show_table, write_json
+from torch import Tensor, nn
+
+from steppe.curvature import Hessian, eigenvalues, trace
+
+TOP_TARGET, TRACE_TARGET = 1e-3, 1e-2
+Data = tuple[Tensor, Tensor]
+
+
+# Nets and data
+
+
+def mlp3(inputs: int) -> nn.Module:
+    """Three weight layers of width 256, batch norm before each, softplus between."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for fan_in, fan_out in ((inputs, 256), (256, 256)):
+        layers += [nn.BatchNorm1d(fan_in), nn.Linear(fan_in, fan_out), nn.Softplus()]
+    return nn.Sequential(*layers, nn.BatchNorm1d(256), nn.Linear(256, 10))
+
+
+def cnn5() -> nn.Module:
+    """Four convolutions and a linear layer, batch norm before each, softplus between."""
+    layers: list[nn.Module] = []
+    for fan_in, fan_out, stride in ((1, 16, 1), (16, 32, 2), (32, 32, 2), (32, 64, 2)):
+        layers += [nn.BatchNorm2d(fan_in), nn.Conv2d(fan_in, fan_out, 3, stride, padding=1), nn.Softplus()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+
+
+def load(folder: Path | None) -> tuple[str, Data]:
+    if folder is not None:
+        images, labels = (_idx(folder, f"train-{kind}") for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
+        return "mnist", (images[:4096].float().div(255).unsqueeze(1), labels[:4096].long())
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    return "digits", (torch.tensor(pixels).float().div(16).reshape(-1, 1, 8, 8), torch.tensor(labels))
+
+
+def _idx(folder: Path, name: str) -> Tensor:
+    path = next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
+    if path is None:
+        sys.exit(f"no {name} or {name}.gz in {folder}")
+    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    sizes = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(raw[3])]
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8, offset=4 + 4 * raw[3]).reshape(sizes)
+
+
+def trained(model: nn.Module, data: Data, device: torch.device, epochs: int = 15) -> nn.Module:
+    torch.manual_seed(0)
+    model = model.to(device).train()
+    x, y = (t.to(device) for t in data)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(x)).split(128):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[batch]), y[batch]).backward()
+            optimizer.step()
+    model.zero_grad()
+    return model.eval()
+
+
+# Contenders: each yields (setting, run); a run takes a seed and returns an estimate and its number of products
+
+Run = Callable[[int], tuple[float, int]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trained net, the data it is measured on, and the true values."""
+
+    model: nn.Module
+    data: Data
+    largest: float = 0.0
+    trace: float = 0.0
+
+    def hessian(self) -> Hessian:
+        """A fresh operator: building it is part of the time."""
+        return Hessian(self.model, F.cross_entropy, self.data)
+
+
+def steppe_top(case: Case) -> Iterator[tuple[str, Run]]:
+    for bound, rtol in (("gap", 1e-3), ("residual", 1e-2), ("residual", 1e-3)):
+
+        def run(seed: int, bound: Any = bound, rtol: float = rtol) -> tuple[float, int]:
+            found = eigenvalues(case.hessian(), rtol=rtol, bound=bound, seed=seed, progress=False)
+            return float(found.values[0]), found.matvecs
+
+        yield f"{bound} bound {rtol:g}", run
+
+
+def steppe_trace(case: Case) -> Iterator[tuple[str, Run]]:
+    for method, rtol in (("krylov", 1e-2), ("krylov", 5e-3), ("xtrace", 1e-2), ("hutch++", 1e-2)):
+
+        def run(seed: int, method: Any = method, rtol: float = rtol) -> tuple[float, int]:
+            found = trace(case.hessian(), rtol=rtol, method=method, seed=seed, progress=False, max_matvecs=4000)
+            return found.value, found.matvecs
+
+        yield f"{method} {rtol:g}", run
+
+
+def pyhessian_top(case: Case) -> Iterator[tuple[str, Run]]:
+    from pyhessian import hessian
+
+    for tolerance in (1e-3, 1e-4, 1e-5, 1e-6):
+
+        def run(seed: int, tolerance: float = tolerance) -> tuple[float, int]:
+            torch.manual_seed(seed)
+            found = _counted(hessian, case).eigenvalues(maxIter=500, tol=tolerance)
+            return found[0][0], _COUNT[0]
+
+        yield f"tolerance {tolerance:g}", run
+
+
+def pyhessian_trace(case: Case) -> Iterator[tuple[str, Run]]:
+    from pyhessian import hessian
+
+    for samples in (None, 200, 800, 1600, 3200, 6400):
+
+        def run(seed: int, samples: int | None = samples) -> tuple[float, int]:
+            torch.manual_seed(seed)
+            options = {} if samples is None else {"maxIter": samples, "tol": 0.0}
+            values = _counted(hessian, case).trace(**options)
+            return float(statistics.mean(float(v) for v in values)), len(values)
+
+        yield "defaults (tolerance 1e-3)" if samples is None else f"{samples} samples", run
+
+
+_COUNT = [0]
+
+
+def _counted(hessian: Any, case: Case) -> Any:
+    """A PyHessian object whose products are counted. It leaves its graph in .grad: take that away first."""
+    import pyhessian.hessian as module
+
+    case.model.zero_grad(set_to_none=True)
+    original = getattr(module, "_steppe_original", module.hessian_vector_product)
+    module._steppe_original = original  # type: ignore[attr-defined]
+    _COUNT[0] = 0
+
+    def counting(*args: Any) -> Any:
+        _COUNT[0] += 1
+        return original(*args)
+
+    module.hessian_vector_product = counting
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return hessian(case.model, nn.CrossEntropyLoss(), data=case.data, cuda=case.data[0].is_cuda)
+
+
+def _curvlinops(case: Case) -> Any:
+    from curvlinops import HessianLinearOperator
+
+    params = [p for p in case.model.parameters() if p.requires_grad]
+    options = {"check_deterministic": False}
+    return HessianLinearOperator(case.model, nn.CrossEntropyLoss(), params, [case.data], **options)
+
+
+def curvlinops_top(case: Case) -> Iterator[tuple[str, Run]]:
+    import numpy as np
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    for basis in (6, 20):
+
+        def run(seed: int, basis: int = basis) -> tuple[float, int]:
+            operator = _curvlinops(case).to_scipy()
+            count = [0]
+
+            def matvec(v: Any) -> Any:
+                count[0] += 1
+                return operator @ v.reshape(-1).astype(np.float32)
+
+            counted = LinearOperator(operator.shape, matvec=matvec, dtype=np.float32)
+            start = np.random.default_rng(seed).normal(size=operator.shape[0]).astype(np.float32)
+            found = eigsh(counted, k=1, which="LA", tol=1e-3, ncv=basis, v0=start, return_eigenvectors=False)
+            return float(found[0]), count[0]
+
+        yield f"eigsh, basis {basis}", run
+
+
+def curvlinops_trace(case: Case) -> Iterator[tuple[str, Run]]:
+    from curvlinops import hutchpp_trace, xtrace
+
+    for name, function in (("xtrace", xtrace), ("hutch++", hutchpp_trace)):
+        for products in (30, 60, 120, 240, 480):
+
+            def run(seed: int, function: Any = function, products: int = products) -> tuple[float, int]:
+                torch.manual_seed(seed)
+                return float(function(_curvlinops(case), products)), products
+
+            yield f"{name} {products}", run
+
+
+TOP = {"steppe": steppe_top, "PyHessian": pyhessian_top, "curvlinops": curvlinops_top}
+TRACE = {"steppe": steppe_trace, "PyHessian": pyhessian_trace, "curvlinops": curvlinops_trace}
+
+
+# Measuring
+
+
+@dataclass
+class Outcome:
+    """What one setting of one contender did, seed by seed."""
+
+    setting: str
+    errors: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    products: list[int] = field(default_factory=list)
+
+    def error(self, kind: str) -> float:
+        """The worst of all seeds for an eigenvalue, the root mean square for a trace."""
+        return max(self.errors) if kind == "top" else math.sqrt(statistics.fmean(e * e for e in self.errors))
+
+    def summary(self, kind: str) -> dict[str, Any]:
+        """As in the JSON."""
+        name = "max_error" if kind == "top" else "rms_error"
+        medians = {"seconds": statistics.median(self.seconds), "products": statistics.median(self.products)}
+        return {"setting": self.setting, name: self.error(kind), **medians}
+
+
+def measure(case: Case, contenders: dict[str, Any], kind: str, seeds: int, limit: float) -> dict[str, Any]:
+    """Every setting of every contender until one meets the target; settings that take longer than the limit stop it."""
+    target, truth = (TOP_TARGET, case.largest) if kind == "top" else (TRACE_TARGET, case.trace)
+    device = case.data[0].device
+    found: dict[str, Any] = {}
+    for name, contender in contenders.items():
+        outcomes: list[Outcome] = []
+        try:
+            for setting, run in contender(case):
+                outcome = Outcome(setting)
+                outcomes.append(outcome)
+                if len(outcomes) == 1:
+                    run(999)  # warm up
+                for seed in range(seeds):
+                    _settle(device)
+                    begun = time.perf_counter()
+                    value, products = run(seed)
+                    _settle(device)
+                    outcome.seconds.append(time.perf_counter() - begun)
+                    outcome.errors.append(abs(value - truth) / abs(truth))
+                    outcome.products.append(products)
+                    if outcome.seconds[-1] > limit:
+                        break
+                if name != "steppe" and (outcome.error(kind) <= target or outcome.seconds[-1] > limit):
+                    break
+        except ImportError as error:
+            found[name] = {"missing": str(error)}
+            continue
+        except Exception as error:  # a peer that fails is a result too
+            found[name] = {"failed": f"{type(error).__name__}: {error}"[:300]}
+            continue
+        good = [o for o in outcomes if o.error(kind) <= target]
+        best = min(good, key=lambda o: statistics.median(o.seconds)) if good else None
+        found[name] = {
+            "settings": [o.summary(kind) for o in outcomes],
+            "to_target": best.summary(kind) if best else None,
+        }
+    return found
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def reference(model: nn.Module, data: Data) -> dict[str, Any]:
+    """The top eigenvalue to 1e-7 and the trace to a standard error of 5e-4, in float64."""
+    double = copy.deepcopy(model).double()
+    operator = Hessian(double, F.cross_entropy, data)
+    top = eigenvalues(operator, rtol=1e-7, progress=True)
+    whole = trace(operator, rtol=5e-4, max_matvecs=20_000, seed=12345, max_basis=384, progress=True)
+    return {
+        "top": float(top.values[0]), "top_residual": float(top.residuals[0]), "trace": whole.value,
+        "trace_error": whole.standard_error, "converged": bool(top.converged[0]) and whole.converged,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--samples", type=int, default=512, help="samples measured on, in one batch")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds after which stricter settings are not tried")
+    parser.add_argument("--nets", nargs="+", default=["MLP-3", "CNN-5"])
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    device = pick_device(arguments.device)
+    name, (x, y) = load(arguments.data_dir)
+    results: dict[str, Any] = {}
+    for net in arguments.nets:
+        images = x if net == "MLP-3" or name == "mnist" else F.interpolate(x, scale_factor=2)
+        model = trained(mlp3(images[0].numel()) if net == "MLP-3" else cnn5(), (images, y), device)
+        data = images[: arguments.samples].to(device), y[: arguments.samples].to(device)
+        truth = reference(model, data)
+        case = Case(model, data, truth["top"], truth["trace"])
+        weights = sum(p.numel() for p in model.parameters())
+        print(f"{net}: {weights:,} weights, λ₁ = {truth['top']:.6g}, trace = {truth['trace']:.5g}", flush=True)
+        results[net] = {"weights": weights, "reference": truth}
+        for kind, contenders in (("top", TOP), ("trace", TRACE)):
+            found = measure(case, contenders, kind, arguments.seeds, arguments.limit)
+            results[net][kind] = found | {"ratios": ratios(found)}
+            _show(net, kind, found)
+    content = {
+        "environment": _environment(device),
+        "data": name,
+        "samples": arguments.samples,
+        "seeds": arguments.seeds,
+    }
+    targets = {"top_max_error": TOP_TARGET, "trace_rms_error": TRACE_TARGET}
+    write_json(
+        arguments.out or RESULTS / f"curvature-{device.type}.json", {**content, "targets": targets, "nets": results}
+    )
+
+
+def ratios(found: dict[str, Any]) -> dict[str, float]:
+    """How many times longer a peer takes than steppe; a lower bound where no setting of it met the target in time."""
+    ours = found.get("steppe", {}).get("to_target")
+    if not ours:
+        return {}
+    times = {}
+    for name, one in found.items():
+        if name != "steppe" and one.get("settings"):
+            theirs = one["to_target"] or one["settings"][-1]
+            times[name if one["to_target"] else f"{name} (target not met)"] = theirs["seconds"] / ours["seconds"]
+    return times
+
+
+def _environment(device: torch.device) -> dict[str, Any]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    peers: dict[str, str | None] = {}
+    for package in ("pyhessian", "curvlinops-for-pytorch", "scipy"):
+        try:
+            peers[package] = version(package)
+        except PackageNotFoundError:
+            peers[package] = None
+    return environment(device) | peers
+
+
+def _show(net: str, kind: str, found: dict[str, Any]) -> None:
+    error = "max_error" if kind == "top" else "rms_error"
+    rows = []
+    for name, one in found.items():
+        if "settings" not in one:
+            rows.append([name, one.get("missing") or one["failed"], "", "", "", ""])
+        for each in one.get("settings", []):
+            chosen = "*" if each == one["to_target"] else ""
+            numbers = [f"{each[error]:.1e}", f"{each['products']:.0f}", f"{each['seconds'] * 1e3:.1f} ms", chosen]
+            rows.append([name, each["setting"], *numbers])
+    show_table(f"{net}, {kind}", ["", "setting", "true error", "products", "time", "target"], rows)
+
+
+if __name__ == "__main__":
+    main()

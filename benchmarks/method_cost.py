@@ -1,0 +1,108 @@
+"""What every method costs: time of a step in bare looks, and model copies held at the peak.
+
+    python benchmarks/method_cost.py [--device cpu|cuda] [--model resnet18] [--rounds N]
+
+A bare look is one forward and backward pass. For each method, the time of a step less the base's own is divided by
+that of a bare look, next to the looks it declares; and the peak of memory over the base's, in parameter bytes, next
+to the copies it declares. GAM is also timed on the steps between two updates of its coefficients. Data are random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import CASES, RESULTS, Case, Step, environment, interleaved, pick_device, show_table, write_json
+from contenders import Contender, bare
+from peak_memory import peak_bytes
+from torch import Tensor, nn
+
+import steppe
+from steppe.cli import known_methods, with_defaults
+
+
+def contender(method: steppe.Method) -> Contender:
+    """A step of a method, on random batches."""
+
+    def build(model: nn.Module, loss: Step) -> Step:
+        lr = {"lr": 0.01} if "lr" in method.needs else {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
+        opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), **lr), method, model)
+        return lambda: opt.step(loss, auxiliary=loss, sample=lambda i: loss())
+
+    return build
+
+
+def methods() -> dict[str, steppe.Method]:
+    """Every method with its defaults, on steps that are all alike: no Every, no LookSAM, no masks to refresh."""
+    chosen = {cls.__name__: with_defaults(cls) for cls in known_methods()}
+    for name in ("Every", "LookSAM", "Plain"):
+        del chosen[name]
+    chosen["SSAM"] = steppe.SSAM(rule="dynamic")
+    chosen["GAM, between updates"] = steppe.GAM(period=10**9)
+    return chosen
+
+
+def looks_of(name: str, method: steppe.Method) -> float:
+    return method.T + 1 if name == "GAM, between updates" and isinstance(method, steppe.GAM) else method.cost
+
+
+def time_all(case: Case, device: torch.device, args: argparse.Namespace) -> dict[str, float]:
+    """Time of a step in bare looks, the base's step taken away."""
+    torch.manual_seed(0)
+    start = case.build().to(device)
+    x, y = case.batch_on(device)
+
+    def built(build: Contender) -> Step:
+        model = copy.deepcopy(start)
+
+        def loss() -> Tensor:
+            return F.cross_entropy(model(x), y)
+
+        return build(model, loss)
+
+    steps = {"bare 1": built(bare(1)), "bare 2": built(bare(2))}
+    steps |= {name: built(contender(method)) for name, method in methods().items()}
+    samples = interleaved(steps, device, args.rounds, args.seconds)
+    one, two = samples.pop("bare 1"), samples.pop("bare 2")
+    look = statistics.median(b - a for a, b in zip(one, two, strict=True))
+    base = statistics.median(one) - look
+    return {name: (statistics.median(times) - base) / look for name, times in samples.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", default="resnet18", choices=list(CASES))
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    device, case = pick_device(args.device), CASES[args.model]
+    times = time_all(case, device, args)
+    base, _ = peak_bytes(case, contender(steppe.Plain()), device)
+    records: list[dict[str, Any]] = []
+    for name, method in methods().items():
+        peak, size = peak_bytes(case, contender(method), device)
+        declared = looks_of(name, method)
+        copies = (peak - base) / size
+        records.append({
+            "method": name, "looks": declared, "time_in_looks": times[name], "time_over_looks": times[name] / declared,
+            "copies": method.copies, "measured_copies": copies,
+        })  # fmt: skip
+    rows = [
+        (r["method"], f"{r['looks']:g}", f"{r['time_in_looks']:.2f}", f"{r['time_over_looks']:.3f}", str(r["copies"]),
+         f"{r['measured_copies']:.2f}") for r in records
+    ]  # fmt: skip
+    columns = ("method", "looks", "time, in looks", "ratio", "copies", "measured")
+    show_table(f"{args.model}, batch {case.batch[device.type]}", columns, rows)
+    path = args.results / f"method_cost-{args.model}-{device.type}.json"
+    write_json(path, {"environment": environment(device), "model": args.model, "records": records})
+
+
+if __name__ == "__main__":
+    main()
