@@ -45,8 +45,9 @@ from .methods import (
     by_name,
     method_names,
 )  # fmt: skip
-from .optimizer import Pass, SharpnessAware, wrap
+from .optimizer import SharpnessAware, wrap
 from .vector import Space, Vector, reject, unit
+from .walk import Pass
 
 __version__ = "0.1.0"
 

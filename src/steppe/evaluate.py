@@ -16,7 +16,7 @@ from . import distributed
 from .vector import Vector, local
 
 if TYPE_CHECKING:
-    from .optimizer import Pass
+    from .walk import Pass
 
 Closure = Callable[[], Tensor]
 Closures = Closure | Sequence[Closure]  # a sequence: one closure per micro-batch
@@ -59,8 +59,10 @@ def hessian_product(closures: Closures, look: Pass, params: Sequence[Tensor], mo
             _require_graph(loss)
             grads = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)
             reached = [(g, v) for g, v in zip(grads, vector.tensors, strict=True) if g is not None and g.requires_grad]
-            dot = torch.stack([(g * v).sum() for g, v in reached]).sum()
-            rows = torch.autograd.grad(dot, params, allow_unused=True)
+            rows: Sequence[Tensor | None] = [None] * len(params)  # of a loss that is linear in all of them
+            if reached:
+                dot = torch.stack([(g * v).sum() for g, v in reached]).sum()
+                rows = torch.autograd.grad(dot, params, allow_unused=True)
             product = vector.space.vector(rows)
             total = product if total is None else total + product
     assert total is not None

@@ -13,7 +13,6 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -23,50 +22,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from . import distributed
-from .difference import by_difference
 from .draws import Draws
 from .evaluate import Closures, evaluate, hessian_product
 from .memory import Store
-from .method import HVP, Context, Method, Seen
+from .method import Context, Method
 from .methods import by_name
 from .quiet import Quiet
 from .vector import Each, Space, Vector, local
+from .walk import Pass, Scale, Walk
 
 _STEP, _SEED = "steppe_step", "steppe_seed"  # keys in param_groups[0]: there they survive every kind of checkpoint
-
-
-@dataclass
-class Pass:
-    """One round of `SharpnessAware.passes`: which look it is, and on which batch the method wants it."""
-
-    index: int
-    batch: str = "main"
-    sample: int | None = None  # on batch "sample": which example
-    loss: Tensor | None = None
-    product: HVP | None = None  # the exact product that is wanted in place of a gradient
-
-    def report(self, loss: Tensor) -> None:
-        """Tell the method the loss of this look (the unscaled one). Called several times, it adds up."""
-        self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
-
-
-class _Scale:
-    """A GradScaler's loss scale: methods see true gradients, the scaler gets a scaled direction back.
-
-    A gradient that overflowed in any look makes the whole direction NaN, also where the method does not use it:
-    then the scaler skips the step, on every rank, and nothing here has to wait for the device to decide.
-    """
-
-    def __init__(self, scaler: GradScaler, device: torch.device):
-        self._scale = scaler.scale(torch.ones((), device=device))
-        self._poison = torch.zeros_like(self._scale)
-
-    def remove(self, grad: Vector) -> None:
-        grad.mul_(1 / self._scale)
-        self._poison = self._poison + 0 * grad.norm()
-
-    def put_back(self, direction: Vector) -> None:
-        direction.mul_(self._scale + self._poison)
 
 
 class SharpnessAware(Optimizer):
@@ -242,136 +207,36 @@ class SharpnessAware(Optimizer):
         return run
 
     def _run(self, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
-        """One step's looks. Whatever happens, the weights are back when this ends."""
+        """One step's looks, and what they led to."""
+        walk = self._walk(None if scaler is None else Scale(scaler, local(self._trainable()[0]).device), first_done)
+        direction = yield from walk.passes(first_done)
+        self._room = walk.home
+        self._leave(direction, walk)
+
+    def _walk(self, scale: Scale | None, first_done: bool) -> Walk:
         space = self._space()
-        weights, home = space.live(), None
-
-        def start() -> Vector:
-            nonlocal home  # a copy, made when first needed: the parameters themselves will move
-            if home is None:
-                with torch.no_grad():
-                    home = self._room = weights.clone(room=self._room)
-            return home
-
-        def go_home() -> None:
-            with torch.no_grad():
-                weights.copy_(start())
-            quiet.weights_moved()
-
-        scale = None if scaler is None else _Scale(scaler, weights.tensors[0].device)
-        ctx = self._context(space, start)
+        ctx = self._context(space)
         if not (first_done and self._begun):
             self.begin()
-        quiet, self._begun = self._quiet, False
-        used = [False] * len(space.params)  # which parameters a look saw a gradient of
-        apart = self.local and distributed.can_skip_sync(self.model)
-        if apart:
-            distributed.sync_buffers_next(self.model)
-        index = 0
-        try:
-            asks = self._looks(ctx, space, quiet)
-            ask = [next(asks)]  # in a list that is emptied before the look: an offset is as large as the model
-            while True:
-                if index > 0:
-                    quiet.rewind()
-                look = ask[0].at if isinstance(ask[0], HVP) else ask[0]
-                with torch.no_grad():
-                    if home is not None:
-                        weights.copy_(home)
-                    if look.offset is not None:
-                        start()
-                        weights.add_(look.offset.perturbed())
-                if home is not None:
-                    quiet.weights_moved()
-                report = Pass(index, look.batch, look.sample, product=ask[0] if isinstance(ask[0], HVP) else None)
-                ask.clear()
-                del look
-                if index == 0 and not first_done:
-                    self._clear_gradients(space)
-                with contextlib.ExitStack() as around:
-                    if index == 0 and "hvp" in self.method.needs:
-                        around.enter_context(quiet.noting_precision())
-                    if report.sample is not None:
-                        around.enter_context(quiet.single_example())
-                    if apart:
-                        around.enter_context(distributed.no_sync(self.model))
-                    yield report
-                index += 1
-                try:
-                    ask = [asks.send(self._answer(report, space, used, scale, ctx))]
-                except StopIteration as end:
-                    direction = end.value
-                    break
-        except BaseException:  # also GeneratorExit: the loop around `passes` was left early
-            self._clear_gradients(space)
-            quiet.undo()
-            raise
-        finally:
-            if home is not None:
-                go_home()
-        quiet.settle()
-        ctx.metrics["looks"] = index
-        self._leave(direction, space, used, scale, ctx)
+        self._begun = False
+        group_rho = self._by_group("rho") if any("rho" in group for group in self.param_groups) else None
+        method = self.method.at(ctx.step, ctx.lr, group_rho)
+        return Walk(method, space, ctx, self._quiet, self.model, scale, self.local, self.hvp, self._room)
 
-    def _context(self, space: Space, weights: Callable[[], Vector]) -> Context:
+    def _context(self, space: Space) -> Context:
         group = self.param_groups[0]
         if "lr" in self.method.needs:
             foreign = self._lr_set is not None and any(g["lr"] is not self._lr_set for g in self.param_groups)
             if foreign or any("initial_lr" in g for g in self.param_groups):  # the mark a scheduler leaves
                 raise RuntimeError(f"{self.method.name} sets the learning rate itself: remove the scheduler")
-        memory = self._store.recall(self.method, space)
-        return Context(self.steps, group["lr"], weights, Draws(space, group.setdefault(_SEED, 0), self.steps), memory)
+        draws = Draws(space, group.setdefault(_SEED, 0), self.steps)
+        return Context(self.steps, group["lr"], space.live, draws, self._store.recall(self.method, space))
 
-    def _looks(self, ctx: Context, space: Space, quiet: Quiet) -> Any:
-        """The method's looks; Hessian-vector products become differences unless exact ones are wanted."""
-        group_rho = None
-        if any("rho" in group for group in self.param_groups):
-            group_rho = self._by_group("rho")
-        asks = self.method.at(ctx.step, ctx.lr, group_rho).looks(ctx)
-        if "hvp" not in self.method.needs or self.hvp == "exact":
-            return asks
-        with torch.no_grad():
-            w_norm = space.live().perturbed().norm()
-        return by_difference(asks, w_norm, quiet.precision, self.hvp == "central")
-
-    def _answer(self, report: Pass, space: Space, used: list[bool], scale: _Scale | None, ctx: Context) -> Any:
-        """What the method is told about a look."""
-        if report.product is not None:
-            return report.product.vector
-        loss = report.loss
-        if "loss" in self.method.needs:
-            if loss is None:
-                raise RuntimeError(
-                    f"{self.method.name} needs the loss of every look: call look.report(loss) in the loop"
-                )
-            loss = loss if self.local else distributed.mean(loss, self.model)
-        ctx.losses.append(loss)
-        return Seen(self._collect(space, used, scale), loss)
-
-    def _collect(self, space: Space, used: list[bool], scale: _Scale | None) -> Vector:
-        """Take the gradients out of the parameters, as a vector that nothing else writes to."""
-        grads = [p.grad for p in space.params]
-        shared = torch.distributed.is_available() and torch.distributed.is_initialized()
-        for i, (p, grad) in enumerate(zip(space.params, grads, strict=True)):
-            if grad is None:
-                continue
-            used[i] = True
-            p.grad = None
-            if grad.layout is not torch.strided:
-                raise TypeError("sparse gradients are not supported: use nn.Embedding(sparse=False)")
-            if shared and grad._base is not None and local(grad) is grad:
-                grad = grad.clone()  # DDP's gradient_as_bucket_view: the next look would overwrite it
-            # Only now: a detached view no longer says that it is one.
-            grads[i] = grad.detach() if grad.requires_grad else grad
-        vector = space.vector(grads)
-        if scale is not None:
-            scale.remove(vector)
-        return vector
-
-    def _leave(self, direction: Any, space: Space, used: list[bool], scale: _Scale | None, ctx: Context) -> None:
+    def _leave(self, direction: Any, walk: Walk) -> None:
         """Put the direction into p.grad, apart from anything the method keeps: others will change it in place."""
         if not isinstance(direction, Vector):
             raise TypeError(f"{self.method.name}.looks must return a Vector, not {direction!r}")
+        ctx, used = walk.ctx, walk.used
         kept = (*ctx.memory.values(), *ctx.remembered.values(), *ctx.wishes.values())
         kept_tensors = {id(t) for value in kept if isinstance(value, Vector) for t in value.tensors}
         with torch.no_grad():
@@ -385,11 +250,11 @@ class SharpnessAware(Optimizer):
                 for name, wish in ctx.wishes.items():
                     ctx.wishes[name] = wish = wish.clone()
                     distributed.average_(wish.tensors if isinstance(wish, Vector) else [wish], self.model)
-            if scale is not None:
-                scale.put_back(direction)
-        for p, grad, has in zip(space.params, space.wrap(direction), used, strict=True):
+            if walk.scale is not None:
+                walk.scale.put_back(direction)
+        for p, grad, has in zip(walk.space.params, walk.space.wrap(direction), used, strict=True):
             p.grad = grad if has else None  # no look saw a gradient: the base must not touch the parameter
-        self._pending = space, ctx
+        self._pending = walk.space, ctx
 
     # Second half: step
 
@@ -508,10 +373,6 @@ class SharpnessAware(Optimizer):
     def _by_group(self, key: str, default: Any = None) -> list[Any]:
         """What each trainable parameter's group says."""
         return [g.get(key, default) for g in self.param_groups for p in g["params"] if p.requires_grad]
-
-    def _clear_gradients(self, space: Space) -> None:
-        for p in space.params:
-            p.grad = None
 
     def _close(self) -> None:
         """End a loop over `passes` that is still under way, as if it had been left."""

@@ -137,11 +137,16 @@ class Quiet:
         def note(*_: object) -> None:
             self._autocast = _autocast_dtype(self._params[0].device.type) or self._autocast
 
-        hook = self._model.register_forward_pre_hook(note)
+        # Also inside, for a forward that enters autocast itself; but a hook inside would be compiled into the model.
+        watched = [self._model]
+        if not any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in self._modules):
+            watched += [m for m in self._modules if m._parameters]
+        hooks = [module.register_forward_pre_hook(note) for module in watched]
         try:
             yield
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
     @contextlib.contextmanager
     def single_example(self) -> Generator[None, None, None]:

@@ -287,8 +287,7 @@ def unit(v: Vector) -> Vector:
 
 def reject(v: Vector, axis: Vector) -> Vector:
     """The part of v orthogonal to an axis."""
-    axis = unit(axis)
-    return v - (v @ axis) * axis
+    return v - (v @ axis) / (axis.norm() ** 2 + TINY**2) * axis
 
 
 def _shard_groups(param: Tensor) -> tuple:

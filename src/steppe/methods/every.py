@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..method import HERE, Context, Looks, Memory, Method, Number
 from ..vector import Space
+from .gam import GAM
 from .gsam import GSAM
 from .sam import SAM
 
@@ -43,6 +44,11 @@ class Every(Method):
         """As many as the method."""
         return self.method.copies
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the method needs."""
+        return self.method.needs
+
     def looks(self, ctx: Context) -> Looks:
         """The method's looks when its turn has come, one look otherwise."""
         turn = math.floor(ctx.step / self.k)
@@ -56,7 +62,7 @@ class Every(Method):
 
     @classmethod
     def variants(cls) -> list[Method]:
-        return [cls(3, GSAM()), cls(1.5, SAM(rho=0.1))]
+        return [cls(3, GSAM()), cls(1.5, SAM(rho=0.1)), cls(2, GAM(period=2))]
 
     @classmethod
     def reduces_to(cls) -> list[tuple[Method, Method]]:

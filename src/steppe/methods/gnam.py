@@ -38,13 +38,17 @@ class GNAM(Method):
     advice = "First-order flatness with true Hessian-vector products; GNAMFast does nearly the same without."
     ranges = "rho 0.04 on CIFAR-10, 0.1 on CIFAR-100; alpha 0.1, or 0.3 with ResNet-18."
     copies = 5
-    needs = frozenset({"hvp"})
     radius = "rho"
 
     @property
     def cost(self) -> float:
         """Two gradients, two Hessian-vector products, and what the oracle adds to the gradient at w."""
         return 4 + (0 if self.oracle is None else self.oracle.cost - 1)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Hessian-vector products, and what the oracle needs."""
+        return frozenset({"hvp"}) | (frozenset() if self.oracle is None else self.oracle.needs)
 
     def looks(self, ctx: Context) -> Looks:
         """Equations (1) to (4)."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..method import HERE, Context, Look, Looks, Method, Number, adaptive_ascent, ascent
-from ..vector import TINY, reject, unit
+from ..vector import TINY, reject
 from .asam import ASAM
 from .sam import SAM
 
@@ -66,13 +66,13 @@ class GSAM(Method):
         there = yield Look(self.rho * climb)
         ctx.note_gap()
         g, g_p = here.grad, there.grad
-        along = g @ unit(g_p)  # ‖g‖ cos θ
-        ctx.metrics["cos"] = along / (g.norm() + TINY)
+        dot = g @ g_p
+        ctx.metrics["cos"] = dot / (g.norm() * g_p.norm() + TINY)
         if self.objective == "weighted":
             return g_p + self.alpha * (g_p - g)
         if self.objective == "f-h":
             return g + self.alpha * reject(g_p, g)
-        return g_p - self.alpha * (g - along * unit(g_p))
+        return g_p - self.alpha * (g - dot / (g_p.norm() ** 2 + TINY**2) * g_p)
 
     @classmethod
     def variants(cls) -> list[Method]:

@@ -54,7 +54,9 @@ class SASAM(Method):
         else:
             moved = (ctx.memory["w"] - ctx.w).perturbed()
             before = yield Look(moved)
-            smooth = moved.norm() / ((1 if self.published else 2) * (here.grad - before.grad).perturbed().norm() + TINY)
+            changed = (here.grad - before.grad).perturbed().norm()
+            smooth = moved.norm() / ((1 if self.published else 2) * changed + TINY)
+            smooth = torch.where(moved.norm() == 0, torch.inf, smooth)  # without a move nothing is known of it
             grown = (1 + self.delta * ctx.memory["theta"]).sqrt() * last_eta
             eta = torch.minimum(smooth, grown) + (1e-8 if self.published else 0.0)
             theta = eta / last_eta

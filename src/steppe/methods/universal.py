@@ -193,7 +193,7 @@ class FrobSAM(_Sampled):
 
         d = g + λ (4/ρ²) ĉov(L(w + ρv), g(w + ρv))                          (unbiased; n ≥ 2)
 
-    Away from a critical point the leading term is λHg, a penalty on the gradient norm; the Frobenius part is of
+    Away from a critical point the leading term is 4λHg, a penalty on the gradient norm; the Frobenius part is of
     order λρ². Published code leaves out the 4: ``published=True``.
     """
 
