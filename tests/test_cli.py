@@ -29,7 +29,7 @@ def test_methods_are_listed_with_their_cost():
     for name in ("SAM", "GNAMFast", "DetSAM", "Every"):
         assert name in result.stdout
     row = next(line for line in run("methods", "--markdown").stdout.splitlines() if line.startswith("| GAM "))
-    assert row.split(" | ")[2:4] == ["6", "8"] and "T=2" in row
+    assert row.split(" | ")[2:4] == ["6", "7"] and "T=2" in row
 
 
 def test_one_method_in_full():

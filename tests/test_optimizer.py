@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import warnings
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -364,6 +366,26 @@ def test_kept_gradients_are_not_those_that_clipping_changes():
     opt.step()
     kept = problems.flat(state["steppe.m"] for state in opt.state_dict()["state"].values())
     assert torch.equal(kept, expected)
+
+
+@pytest.mark.parametrize("method", [steppe.WSAM(), steppe.GAM(), Remembering(), SAM()], ids=lambda m: m.name)
+def test_a_step_lets_go_of_all_it_held(method, monkeypatch):
+    """A circle of references would keep vectors as large as the model until the garbage collector comes."""
+    contexts = []
+    init = steppe.walk.Walk.__init__
+
+    def noting(self, *args):
+        init(self, *args)
+        contexts.append(weakref.ref(self.ctx))
+
+    monkeypatch.setattr(steppe.walk.Walk, "__init__", noting)
+    model, opt = make(method)
+    gc.disable()
+    try:
+        run(model, opt)
+        assert [ref() for ref in contexts] == [None] * 3
+    finally:
+        gc.enable()
 
 
 # Wrong input

@@ -281,8 +281,8 @@ def draw_on_cpu(opt):
 
     original = opt._context
 
-    def context(space, weights):
-        ctx = original(space, weights)
+    def context(space):
+        ctx = original(space)
         ctx.draws = OnCPU(space, 0, opt.steps)
         return ctx
 

@@ -261,14 +261,8 @@ class Vector:
     def add_(self, other: Vector) -> None:
         """Add another vector to the entries, without room for a third one."""
         mine, self._norm = self.tensors, None
-        factor, theirs = other._scaled() if len(other._terms) == 1 else (None, other._terms[0][1])
-        if _one_pass(factor, theirs):
-            for a, b in zip(mine, theirs, strict=True):
-                a.addcmul_(b, factor)
-        else:
-            for part in _parts(theirs):
-                terms = [(f, tensors[part]) for f, tensors in other._terms]
-                torch._foreach_add_(mine[part], _multiplied_out(terms, other._factor))
+        factor, theirs = other._scaled()
+        _add_scaled(mine, theirs, factor)
 
     def mul_(self, factor: Tensor) -> None:
         """Multiply the entries by a number."""
@@ -329,7 +323,7 @@ def _times(a: Number, b: Number) -> Number:
     return b if _is_one(a) else a if _is_one(b) else a * b
 
 
-def _one_pass(factor: Number | None, tensors: list[Tensor]) -> TypeGuard[Tensor]:
+def _one_pass(factor: Number, tensors: list[Tensor]) -> TypeGuard[Tensor]:
     """Whether a += factor * b is best done in one pass, tensor by tensor: on a CPU (a GPU likes two fused kernels)."""
     return isinstance(factor, Tensor) and all(t.is_cpu and t.dtype == factor.dtype for t in tensors)
 
@@ -345,15 +339,20 @@ def _multiplied_out(terms: list[tuple[Number, list[Tensor]]], factor: Number) ->
     else:
         total = _scaled(tensors, first, fresh=True)
     for f, tensors in rest:
-        if _is_one(f):
-            torch._foreach_add_(total, tensors)
-        elif _one_pass(f, tensors):
-            for a, b in zip(total, tensors, strict=True):
-                a.addcmul_(b, f)
-        else:
-            for part in _parts(tensors):
-                torch._foreach_add_(total[part], _scaled(tensors[part], f))
+        _add_scaled(total, tensors, f)
     return _scaled(total, factor)
+
+
+def _add_scaled(targets: list[Tensor], tensors: list[Tensor], factor: Number) -> None:
+    """targets += factor · tensors, in place."""
+    if _is_one(factor):
+        torch._foreach_add_(targets, tensors)
+    elif _one_pass(factor, tensors):
+        for target, tensor in zip(targets, tensors, strict=True):
+            target.addcmul_(tensor, factor)
+    else:
+        for part in _parts(tensors):
+            torch._foreach_add_(targets[part], _scaled(tensors[part], factor))
 
 
 def _scaled(tensors: list[Tensor], factor: Number, fresh: bool = False) -> list[Tensor]:
@@ -370,8 +369,8 @@ def _scaled(tensors: list[Tensor], factor: Number, fresh: bool = False) -> list[
 
 
 def _parts(tensors: list[Tensor]) -> Iterator[slice]:
-    """Slices of a list of tensors, each about an eighth of it: room for a temporary, in few kernels."""
-    entries = min(max(sum(t.numel() for t in tensors) // 8, 1 << 18), 1 << 25)
+    """Slices of a list of tensors, each about a quarter of it: little room for a temporary, in few kernels."""
+    entries = min(max(sum(t.numel() for t in tensors) // 4, 1 << 18), 1 << 25)
     start = count = 0
     for stop, tensor in enumerate(tensors, start=1):
         count += tensor.numel()

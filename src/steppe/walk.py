@@ -114,6 +114,7 @@ class Walk:
             self._quiet.undo()
             raise
         finally:
+            self.ctx.weights = self.space.live  # no circle: what a step held must be free when it ends
             if self.home is not None:
                 with torch.no_grad():
                     self._weights.copy_(self.home)

@@ -32,7 +32,7 @@ class EntropySGD(Method):
 
     paper = "arXiv 1611.01838"
     advice = "A baseline: needs a learning rate of its own, about 1/gamma."
-    copies = 4
+    copies = 6
     nonnegative = ("eta", "gamma", "eps", "a")
     needs = frozenset({"auxiliary"})
 

@@ -79,8 +79,8 @@ class GAM(Method):
 
     @property
     def copies(self) -> int:
-        """The weights, the dᵗ, the offset, g, ḡ, u and one at work."""
-        return self.T + (6 if self.gamma is None else 2)
+        """The weights, the dᵗ, the offset and, while γ is updated, g, ḡ and u."""
+        return self.T + (5 if self.gamma is None else 2)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -36,7 +36,7 @@ class SASAM(Method):
     advice = "When there is no time to tune: only a small first learning rate to choose."
     ranges = "delta 0.02; first learning rates 1e-4 to 1e-1 (0.05 in published code), no momentum."
     cost: ClassVar[float] = 3
-    copies = 4
+    copies = 3
     nonnegative = ("delta",)
     needs = frozenset({"lr"})
     perturbs: ClassVar[bool] = True

@@ -47,7 +47,7 @@ class SSAM(Method):
     paper = "arXiv 2210.05177"
     advice = "SAM on half the weights; saves no time on dense hardware."
     ranges = "rho 0.1 (0.2 on CIFAR-100), sparsity 0.5, 16 samples, a new mask every epoch."
-    copies = 4
+    copies = 3
     radius = "rho"
 
     def __post_init__(self) -> None:

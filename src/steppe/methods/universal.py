@@ -87,7 +87,7 @@ class _Sampled(Method):
     @property
     def copies(self) -> int:
         """Every draw's gradient is held until the coefficients are known."""
-        return int(self.cost) + 1
+        return int(self.cost)
 
     def looks(self, ctx: Context) -> Looks:
         """Equations (1) and (2) of `UniversalSAM`."""

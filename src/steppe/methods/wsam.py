@@ -31,7 +31,7 @@ class WSAM(Method):
     advice = "How much sharpness counts is a weight of its own; rho can then stay small."
     ranges = "rho 0.05, gamma 0.9."
     cost = 2
-    copies = 3
+    copies = 2
     radius = "rho"
 
     def __post_init__(self) -> None:
