@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", default="resnet18", choices=list(CASES))
+    parser.add_argument("--batch", type=int, help="batch size (a large one keeps a GPU busy while the host works)")
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
     device, case = pick_device(args.device), CASES[args.model]
+    if args.batch is not None:
+        case = replace(case, batch={device.type: args.batch})
     times = time_all(case, device, args)
     base, _ = peak_bytes(case, contender(steppe.Plain()), device)
     records: list[dict[str, Any]] = []
@@ -101,7 +105,8 @@ def main() -> None:
     columns = ("method", "looks", "time, in looks", "ratio", "copies", "measured")
     show_table(f"{args.model}, batch {case.batch[device.type]}", columns, rows)
     path = args.results / f"method_cost-{args.model}-{device.type}.json"
-    write_json(path, {"environment": environment(device), "model": args.model, "records": records})
+    batch = case.batch[device.type]
+    write_json(path, {"environment": environment(device), "model": args.model, "batch": batch, "records": records})
 
 
 if __name__ == "__main__":
