@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import __version__
+from .curvature.command import register as register_measuring
 from .method import Method
 from .methods import find
 
@@ -23,6 +24,9 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
     if version:
         typer.echo(__version__)
         raise typer.Exit
+
+
+register_measuring(app)
 
 
 @app.command()

@@ -127,6 +127,7 @@ def spectrum(
         while run.dimension < goal:
             run.step()
             bar(run.dimension / goal, f"{run.dimension} of {goal} products")
+    run.save()
     if run.restarts:
         raise ValueError("the run was restarted, so its start is lost: use a larger max_basis, or a run of its own")
     ritz = run.ritz()

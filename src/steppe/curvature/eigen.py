@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -36,7 +37,9 @@ class Eigenvalues:
     def __str__(self) -> str:
         shown = [
             f"{value:.6g} ± {error:.1g}{'' if ok else ' (not converged)'}"
-            for value, error, ok in zip(self.values.tolist(), self.errors.tolist(), self.converged.tolist(), strict=True)
+            for value, error, ok in zip(
+                self.values.tolist(), self.errors.tolist(), self.converged.tolist(), strict=True
+            )
         ]
         return ", ".join(shown)
 
@@ -59,9 +62,9 @@ def eigenvalues(
     """The k largest (``"top"``), smallest (``"bottom"``) or largest in size (``"magnitude"``) eigenvalues.
 
     Stops when each has a relative error of at most `rtol`: by the residual bound, which is certain and leaves an
-    error that is usually far smaller, or by the gap bound, which takes about a third fewer products. For k > 1
-    another random direction is then let in until the values stay: so repeated eigenvalues are found as often as
-    they occur. `operator` may be a `Krylov` run, which is then extended as far as needed.
+    error that is usually far smaller, or by the gap bound, which takes about a third fewer products. For more values
+    than the block has vectors another random direction is then let in, until the values stay: so repeated eigenvalues
+    are found as often as they occur. `operator` may be a `Krylov` run, which is then extended as far as needed.
 
     >>> A = torch.diag(torch.tensor([-7.0, 1.0, 2.0, 5.0]).double())
     >>> [round(eigenvalues(A, which=end).values.item(), 6) for end in ("top", "bottom", "magnitude")]
@@ -82,6 +85,7 @@ def eigenvalues(
         raise ValueError(f"max_basis must be at least {2 * k + 2} for {k} eigenvalues")
     begun, spent = time.monotonic(), run.matvecs
     verifying: Tensor | None = None  # the values before another random direction was let in
+    patience, waited = 2 + math.ceil(math.log10(run.size)), 0  # steps until that direction shows what it hides
     with Progress(f"{which} {k} eigenvalues", progress) as bar:
         while True:
             if run.dimension >= k:
@@ -92,14 +96,17 @@ def eigenvalues(
                 bar(run.matvecs / max_matvecs, f"{int(converged.sum())} of {k} converged")
                 if run.complete or run.matvecs - spent >= max_matvecs:
                     break
-                if converged.all() and (verifying is None or not _threatened(ritz, chosen, which)):
+                looked = verifying is None or (waited >= patience and not _threatened(ritz, chosen, which))
+                if converged.all() and looked:
                     values = ritz.values[chosen]
                     unchanged = verifying is not None and torch.allclose(values, verifying, rtol=rtol, atol=0)
-                    if k == 1 or unchanged:
+                    if k <= run.block or unchanged:
                         break
-                    verifying = values
+                    verifying, waited = values, 0
                     run.inject()
             run.step()
+            waited += 1
+    run.save()
     return Eigenvalues(
         values=ritz.values[chosen], errors=ritz.gap_bounds[chosen], residuals=ritz.residuals[chosen],
         converged=converged | run.complete, matvecs=run.matvecs - spent, seconds=time.monotonic() - begun,

@@ -78,52 +78,58 @@ def surrogate_gap(objective: Objective, rho: float, *, adaptive: bool = False, e
     )
 
 
-def zeroth_order(objective: Objective, rho: float, **options: Any) -> Flatness:
+def zeroth_order(
+    objective: Objective, rho: float, *, adaptive: bool = False, eta: float = 0.01, **options: Any
+) -> Flatness:
     """R⁽⁰⁾ = max over the ball of L(w') − L(w), from below. At a minimum 2R⁽⁰⁾/ρ² is near λ_max.
 
-    Options: ``restarts`` (random starts, 2), ``steps`` (50), ``adaptive`` (False), ``eta`` (0.01), ``seed`` (0).
+    Options: ``restarts`` (random starts, 2), ``steps`` (at most, per start, 50), ``seed`` (0), ``progress``.
     """
+    _check_rho(rho)
     here = float(objective.loss())
 
     def climb(offset: Vector) -> tuple[float, Vector]:
         loss, gradient = objective.gradient(offset)
         return float(loss) - here, gradient
 
-    return _maximise(objective, rho, climb, cost=1, power=lambda value: 2 * value / rho**2, **options)
+    scale = _scale(objective, adaptive, eta)
+    return _maximise(objective, rho, scale, climb, cost=1, power=lambda value: 2 * value / rho**2, **options)
 
 
-def first_order(objective: Objective, rho: float, **options: Any) -> Flatness:
+def first_order(
+    objective: Objective, rho: float, *, adaptive: bool = False, eta: float = 0.01, **options: Any
+) -> Flatness:
     """R⁽¹⁾ = ρ · max over the ball of ‖∇L(w')‖, from below (Zhang et al. 2023). At a minimum R⁽¹⁾/ρ² is near λ_max.
 
-    Never below R⁽⁰⁾. Options as in `zeroth_order`.
+    Never below R⁽⁰⁾. Adaptive: the slope too is measured in the ball's coordinates, ‖T⊙∇L‖. Options: `zeroth_order`'s.
     """
+    _check_rho(rho)
+    scale = _scale(objective, adaptive, eta)
 
     def climb(offset: Vector) -> tuple[float, Vector]:
         there = objective.at(offset)
-        _, gradient = there.gradient()
+        gradient = _stretched(there.gradient()[1], scale)
         norm = gradient.norm()
-        return rho * float(norm), rho * (Hessian(there, way="fresh") @ gradient) / (norm + TINY)
+        return rho * float(norm), rho * (Hessian(there, way="fresh") @ _stretched(gradient, scale)) / (norm + TINY)
 
-    return _maximise(objective, rho, climb, cost=3, power=lambda value: value / rho**2, **options)
+    return _maximise(objective, rho, scale, climb, cost=3, power=lambda value: value / rho**2, **options)
 
 
 def _maximise(
     objective: Objective,
     rho: float,
+    scale: Vector | None,
     climb: Callable[[Vector], tuple[float, Vector]],
     *,
     cost: int,
     power: Callable[[float], float],
     restarts: int = 2,
     steps: int = 50,
-    adaptive: bool = False,
-    eta: float = 0.01,
     seed: int = 0,
     progress: bool | None = None,
 ) -> Flatness:
-    _check_rho(rho)
+    """Climb from every start. `climb` gives a value and its slope at an offset; `cost` is its price in gradients."""
     begun = time.monotonic()
-    scale = _scale(objective, adaptive, eta)
     starts, spent = _starts(objective, rho, scale, restarts, seed)
     found: dict[str, float] = {}
     best: tuple[float, Vector] | None = None
@@ -137,25 +143,26 @@ def _maximise(
             bar((done + 1) / len(starts), f"best {best[0]:.4g}")
     assert best is not None
     offset = _stretched(best[1], scale)
-    return Flatness(best[0], found, power(best[0]), rho, adaptive, spent, time.monotonic() - begun, offset)
+    seconds = time.monotonic() - begun
+    return Flatness(best[0], found, power(best[0]), rho, scale is not None, spent, seconds, offset)
 
 
 def _starts(
     objective: Objective, rho: float, scale: Vector | None, restarts: int, seed: int
 ) -> tuple[dict[str, Vector], int]:
-    """Where to climb from, in the coordinates s: the centre, both ends of the top eigenvector, random points."""
+    """Where to climb from, in the coordinates s: up the gradient, both ends of the top eigenvector, random."""
     operator: Any = Hessian(objective)
     if scale is not None:
         operator = Scaled(operator, objective.flat(scale))
     top = eigenvalues(operator, rtol=1e-2, max_matvecs=40, seed=seed, progress=False)
     vector = rho * objective.vector(top.vectors[:, 0])
-    # A little way along: the gradient there decides, and at a minimum the centre has none.
-    starts = {"gradient": 1e-3 * vector, "top eigenvector": vector, "top eigenvector, other way": -vector}
+    uphill = rho * unit(_stretched(objective.gradient()[1], scale))
+    starts = {"gradient": uphill, "top eigenvector": vector, "top eigenvector, other way": -vector}
     generator = torch.Generator().manual_seed(seed)
     for index in range(restarts):
         flat = torch.randn(objective.size, generator=generator, dtype=torch.float64)
         starts[f"random {index + 1}"] = rho * unit(objective.vector(flat.to(objective.device, objective.dtype)))
-    return starts, 2 * top.matvecs
+    return starts, 2 * top.matvecs + 1
 
 
 def _ascend(
@@ -229,7 +236,7 @@ def extrema(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Extrema:
-    """Walk away from the weights along random directions and count where the loss turns (Zhang et al. 2023, section 5.1).
+    """Walk away from the weights along random directions and count where the loss turns (Zhang et al. 2023, 5.1).
 
     `resolution` is the smallest change of the loss that counts as one: by default 8 roundings of its value.
     """
@@ -261,7 +268,7 @@ def _turns(values: list[float], resolution: float) -> tuple[int, int]:
     minima = maxima = 0
     heading, extreme = 0, values[0]
     for value in values[1:]:
-        if heading >= 0 and value > extreme or heading <= 0 and value < extreme:
+        if (heading >= 0 and value > extreme) or (heading <= 0 and value < extreme):
             heading = heading or (0 if abs(value - extreme) <= resolution else 1 if value > extreme else -1)
             extreme = value if heading else extreme
         elif abs(value - extreme) > resolution:

@@ -50,7 +50,7 @@ class Krylov:
         start: The first block (n by block) when it should not be random: a warm start.
         seed: Of the start block and of all later random vectors.
         max_basis: How many basis vectors are kept. When they are used up the run restarts on the best ones.
-        checkpoint: A file to save the run to, about once a minute and at the end of each `extend`. If it
+        checkpoint: A file to save the run to, about once a minute and when it has come as far as was asked. If it
             exists the run resumes from it.
     """
 
@@ -121,7 +121,7 @@ class Krylov:
         """Grow the basis to a dimension (or to the whole space)."""
         while self._used < min(dimension, self.max_basis):
             self.step()
-        self._save(force=True)
+        self.save()
 
     def step(self) -> None:
         """Add one block: as many products as the block has vectors."""
@@ -156,10 +156,14 @@ class Krylov:
         room = self.size - self._used
         self._next, triangle = _orthonormal(product, scale) if room else (product[:0], product.new_zeros(0, len(q)))
         self._next, triangle = self._next[:room], triangle[:room]
+        if len(triangle) and triangle.norm(dim=1).min() < 1e-3 * scale:  # small rests are mostly rounding: clean again
+            self._orthogonalise(self._next)
+            q_again, r_again = torch.linalg.qr(self._next.T)
+            self._next = (q_again * r_again.diagonal().sign()).T.contiguous()  # signs as in the coefficients
         self.coupling = torch.zeros(len(self._next), new, dtype=torch.float64)
         self.coupling[:, old:] = triangle.double().cpu()
         self.seconds += time.monotonic() - begun
-        self._save()
+        self._save_now_and_then()
 
     def inject(self) -> None:
         """Let one more random direction into the next block: it finds eigenvectors that the others cannot see.
@@ -187,7 +191,7 @@ class Krylov:
         gaps = (values.unsqueeze(1) - values.unsqueeze(0)).abs() - residuals.unsqueeze(0)
         gaps.fill_diagonal_(torch.inf)
         gap = gaps.min(dim=1).values if len(values) > 1 else torch.zeros(1, dtype=torch.float64)
-        bounds = torch.where(gap > residuals, residuals.square() / gap, residuals)
+        bounds = torch.where(gap > residuals, residuals.square() / gap, residuals).clamp_min(float(rounding))
         return Ritz(values, residuals, bounds, vectors)
 
     def vectors(self, coordinates: Tensor) -> Tensor:
@@ -217,7 +221,7 @@ class Krylov:
 
     def _restart(self) -> None:
         """Keep the best Ritz vectors and the next block, forget the rest (thick restart)."""
-        values, residuals, _, coordinates = self.ritz()
+        values, _, _, coordinates = self.ritz()
         keep = max(self.max_basis // 2 - len(self._next), 1)
         top = keep - keep // 3  # the larger part for the top end, the rest for the bottom
         chosen = torch.cat([torch.arange(top), torch.arange(len(values) - keep // 3, len(values))])
@@ -258,13 +262,18 @@ class Krylov:
         loss = None if objective is None else f"{float(objective.loss()):.5g}"
         return {"size": self.size, "block": self.block, "seed": self.seed, "loss": loss, "max_basis": self.max_basis}
 
-    def _save(self, *, force: bool = False) -> None:
-        if self._checkpoint is None or (not force and time.monotonic() - self._saved_at < _SAVE_EVERY):
+    def save(self) -> None:
+        """Save the run to its checkpoint, if it has one."""
+        if self._checkpoint is None:
             return
         unfinished = self._checkpoint.with_suffix(self._checkpoint.suffix + ".part")
         torch.save(self.state_dict(), unfinished)
         unfinished.replace(self._checkpoint)  # a run that is killed while saving leaves the last whole file
         self._saved_at = time.monotonic()
+
+    def _save_now_and_then(self) -> None:
+        if time.monotonic() - self._saved_at > _SAVE_EVERY:
+            self.save()
 
     def _load(self, path: Path) -> None:
         self.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
@@ -273,11 +282,6 @@ class Krylov:
 def _orthonormal(rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Orthonormal rows and a matrix C with Cᵀ·orthonormal = rows; directions that are rounding errors are dropped."""
     q, r = torch.linalg.qr(rows.T)
-    gram_values, gram_vectors = torch.linalg.eigh(r @ r.T) if len(rows) > 1 else (r.square()[0], r.new_ones(1, 1))
-    negligible = (torch.finfo(rows.dtype).eps * 50 * scale.to(rows)) ** 2
-    if len(rows) == 1:
-        keep = gram_values > negligible
-        return (q.T * r.sign())[keep], r.abs()[keep]
-    kept = gram_values > negligible
-    vectors = gram_vectors[:, kept]
-    return (q @ vectors).T.contiguous(), vectors.T @ r
+    left, sizes, right = torch.linalg.svd(r)
+    kept = sizes > torch.finfo(rows.dtype).eps * 50 * scale.to(rows)
+    return (q @ left[:, kept]).T.contiguous(), (sizes.unsqueeze(1) * right)[kept]

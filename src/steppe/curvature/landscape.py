@@ -55,9 +55,9 @@ def random_direction(
 ) -> Vector:
     """A Gaussian direction.
 
-    With ``"filter"`` and ``"layer"`` normalisation, biases and normalisation layers (parameters of one dimension) are left
-    alone: a small step in them would dwarf everything else. Orthogonality is made inside each filter, so that it
-    survives the normalisation.
+    With ``"filter"`` and ``"layer"`` normalisation, biases and normalisation layers (parameters of one dimension) are
+    left alone: a small step in them would dwarf everything else. Orthogonality is made inside each filter, so that
+    it survives the normalisation.
     """
     if normalise not in ("filter", "layer", "model", "none"):
         raise ValueError(f'normalise must be "filter", "layer", "model" or "none", not {normalise!r}')
@@ -132,7 +132,12 @@ def plane(
 
 
 def along_trajectory(
-    objective: Objective, snapshots: Sequence[Any], *, points: int = 25, margin: float = 0.25, progress: bool | None = None
+    objective: Objective,
+    snapshots: Sequence[Any],
+    *,
+    points: int = 25,
+    margin: float = 0.25,
+    progress: bool | None = None,
 ) -> Plane:
     """The plane that holds most of an optimizer's path, with the path in it.
 
@@ -145,7 +150,7 @@ def along_trajectory(
         raise ValueError("a path needs at least two snapshots")
     _, singular, axes = torch.linalg.svd(rows, full_matrices=False)
     total = singular.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-    shares = (singular.square() / total)[:2].tolist() + [0.0]
+    shares = [*(singular.square() / total)[:2].tolist(), 0.0]
     basis = axes[:2] if len(axes) > 1 else torch.cat([axes, torch.zeros_like(axes)])
     path = rows @ basis.T
     grids = []

@@ -49,7 +49,13 @@ class Monitor:
     """
 
     def __init__(
-        self, objective: Objective, *, every: int = 100, rtol: float = 1e-2, trace_rtol: float | None = None, seed: int = 0
+        self,
+        objective: Objective,
+        *,
+        every: int = 100,
+        rtol: float = 1e-2,
+        trace_rtol: float | None = None,
+        seed: int = 0,
     ):
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
@@ -84,7 +90,8 @@ class Monitor:
         record = Record(
             step=step, loss=loss, top=float(top.values[0]), top_error=float(top.errors[0]),
             trace=whole.value if whole else None, trace_error=whole.standard_error if whole else None,
-            matvecs=operator.matvecs, seconds=seconds, converged=bool(top.converged[0]) and (not whole or whole.converged),
+            matvecs=operator.matvecs, seconds=seconds,
+            converged=bool(top.converged[0]) and (not whole or whole.converged),
         )  # fmt: skip
         self.history.append(record)
         return record

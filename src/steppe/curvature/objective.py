@@ -146,7 +146,9 @@ class Objective:
     def vector(self, flat: Tensor) -> Vector:
         """A flat tensor as a vector in weight space."""
         pieces = flat.split([p.numel() for p in self.space.params])
-        return self.space.vector([piece.view(p.shape).to(p) for piece, p in zip(pieces, self.space.params, strict=True)])
+        return self.space.vector(
+            [piece.view(p.shape).to(p) for piece, p in zip(pieces, self.space.params, strict=True)]
+        )
 
     def flat(self, vector: Vector | Sequence[Tensor]) -> Tensor:
         """A vector in weight space as one flat tensor, parameters in the model's order."""
@@ -222,7 +224,7 @@ class Objective:
     def quiet(self) -> Iterator[None]:
         """Evaluate in here: modes as asked, exact kernels; afterwards everything is as before."""
         modes = [(module, module.training) for module in self.model.modules()]
-        snapshot = Snapshot(None, {p.device for p in self.space.params})
+        snapshot = Snapshot((), {p.device for p in self.space.params})
         python_rng, numpy_rng = random.getstate(), _numpy_state()
         loader_rngs = [(g, g.get_state()) for g in self._data.generators()]
         with self.exact():

@@ -9,8 +9,10 @@ tensor([1., 2.], dtype=torch.float64)
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import torch
@@ -46,9 +48,10 @@ class Operator:
         way: How products are computed. ``"graph"``: double backward on a graph that is kept; ``"fresh"``: double
             backward, graph built each time; ``"forward"``: forward over reverse; ``"difference"``: central
             difference of gradients, which works with every kernel at 1e-4 (float32) or 1e-8 (float64). ``"auto"``:
-            graphs are kept as far as `memory` reaches; if the model cannot be differentiated twice, the next that works.
+            graphs are kept as far as `memory` reaches; if a model cannot be differentiated twice, the next that works.
         memory: Bytes for kept graphs. A quarter of what is free on a GPU, otherwise 2 GiB.
-        chunk: How many vectors of a block are pushed through a graph at a time.
+        chunk: How many vectors of a block are pushed through a graph at a time: 16 on a GPU, where that is up to five
+            times faster, otherwise 1. Fewer where memory or an operation does not allow it.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Operator:
         *,
         way: Way = "auto",
         memory: int | None = None,
-        chunk: int = 1,
+        chunk: int | None = None,
         **options: Any,
     ):
         if way not in _WAYS:
@@ -74,7 +77,7 @@ class Operator:
             self.objective = Objective(model, loss_fn, data, **options)
         self.way: Way = way
         self._next_ways: list[Way] = ["forward", "difference"] if way == "auto" else []
-        self.chunk = chunk
+        self.chunk = chunk or (16 if self.objective.device.type == "cuda" else 1)
         self.matvecs = 0
         self._memory = memory
         self._kept: list[Linearised] = []
@@ -143,10 +146,13 @@ class Operator:
                         total.add(linear.loss, linear.weight, self._push(linear.product, block))
                 break
             except (RuntimeError, NotImplementedError) as error:
-                if not self._next_ways or not _undifferentiable(error):
+                if self.chunk > 1 and (isinstance(error, torch.OutOfMemoryError) or "vmap" in str(error)):
+                    self.chunk = self.chunk // 2 if isinstance(error, torch.OutOfMemoryError) else 1
+                elif self._next_ways and _undifferentiable(error):
+                    self.forget()
+                    self.way = self._next_ways.pop(0)
+                else:
                     raise
-                self.forget()
-                self.way = self._next_ways.pop(0)
                 total = self.objective.sums(*block.shape)
         self._check_same(float(total.loss()))
         self.matvecs += block.shape[1]
@@ -205,7 +211,9 @@ class Operator:
             lead = (len(part),) if batched else ()
             vectors = [piece.reshape(*lead, *p.shape).to(p) for piece, p in zip(pieces, params, strict=True)]
             results = product(vectors, batched)
-            rows = [r.detach().expand(*lead, *p.shape).reshape(len(part), -1) for r, p in zip(results, params, strict=True)]
+            rows = [
+                r.detach().expand(*lead, *p.shape).reshape(len(part), -1) for r, p in zip(results, params, strict=True)
+            ]
             done.append(torch.cat([r.to(self.device, self.dtype) for r in rows], dim=1))
         return (done[0] if len(done) == 1 else torch.cat(done)).T
 
@@ -223,9 +231,23 @@ class Operator:
         raise TypeError("use Hessian or GaussNewton")
 
 
+def _require_twice_differentiable(grads: Sequence[Tensor]) -> None:
+    """Refuse a graph through an operation that is differentiable only once: its second derivative would read zero."""
+    seen: set[Any] = set()
+    ahead = [g.grad_fn for g in grads]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name().endswith("Error"):
+            raise NotImplementedError("an operation in the model cannot be differentiated twice")
+        ahead += [following for following, _ in node.next_functions]
+
+
 def _undifferentiable(error: Exception) -> bool:
     """Whether an operation lacks a derivative that this way needs."""
-    words = ("not implemented", "does not support", "not differentiable", "ZeroTensors are immutable")
+    words = ("not implemented", "does not support", "differentiate twice", "ZeroTensors are immutable")
     return isinstance(error, NotImplementedError) or any(w in str(error) for w in words)
 
 
@@ -248,6 +270,8 @@ class Hessian(Operator):
         loss = objective.differentiable(objective.evaluate(weights, batch)[1])
         grads = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
         curved = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
+        if self._loss is None:
+            _require_twice_differentiable([grads[i] for i in curved])
 
         def product(vector: Sequence[Tensor], batched: bool) -> Sequence[Tensor]:
             if not curved:  # the loss is linear in the weights
@@ -264,7 +288,8 @@ class Hessian(Operator):
         loss = self.objective.evaluate(weights, batch)[1]
 
         def product(vector: Sequence[Tensor], batched: bool) -> Sequence[Tensor]:
-            with forward_ad.dual_level():
+            with warnings.catch_warnings(), forward_ad.dual_level():
+                warnings.simplefilter("ignore", DeprecationWarning)  # torch's own use of torch.jit in here
                 dual = [forward_ad.make_dual(w, v) for w, v in zip(weights, vector, strict=True)]
                 moving = self.objective.differentiable(self.objective.evaluate(dual, batch)[1])
                 grads = torch.autograd.grad(moving, dual, allow_unused=True, materialize_grads=True)
@@ -300,7 +325,7 @@ class Hessian(Operator):
                 ahead = gradient([w + shift * v for w, v in zip(fixed, vector, strict=True)])
                 behind = gradient([w - shift * v for w, v in zip(fixed, vector, strict=True)])
                 found.append((ahead - behind) / (2 * shift))
-            first, second = (torch.linalg.vector_norm(a - b) for a, b in zip(found, found[1:], strict=False))
+            first, second = (torch.linalg.vector_norm(a - b) for a, b in pairwise(found))
             return objective.vector(found[2] if first > 10 * second else found[1]).tensors
 
         with torch.no_grad():
@@ -329,7 +354,9 @@ class GaussNewton(Operator):
             raise TypeError(f"GaussNewton needs a model whose output is a tensor, got {type(output).__name__}")
         (slope,) = torch.autograd.grad(loss, output, create_graph=True)
         dual = torch.zeros_like(output, requires_grad=True)  # Jᵀu as a function of u: its derivative is J
-        pulled = torch.autograd.grad(output, weights, dual, create_graph=True, allow_unused=True, materialize_grads=True)
+        pulled = torch.autograd.grad(
+            output, weights, dual, create_graph=True, allow_unused=True, materialize_grads=True
+        )
         used = [i for i, p in enumerate(pulled) if p.requires_grad]
 
         def product(vector: Sequence[Tensor], batched: bool) -> Sequence[Tensor]:

@@ -111,10 +111,10 @@ class _Probing:
         *, rtol: float, max_matvecs: int, progress: bool | None,
     ):  # fmt: skip
         self.run = operator if isinstance(operator, Krylov) else None
-        self.operator = self.run.operator if self.run is not None else operator
+        self.operator: Any = _plain(operator)
         self.samples_of, self.seed, self.title = samples, seed, title
         self.rtol, self.max_matvecs, self.show = rtol, max_matvecs, progress
-        self.size = int(operator.shape[0]) if self.run is None else self.run.size
+        self.size = int(self.operator.shape[0])
         self.generator = torch.Generator().manual_seed(seed ^ _PROBES_APART)
         self.least = _LEAST if samples is _trace_samples else _LEAST_SKEWED
         self.begun = time.monotonic()
@@ -155,12 +155,15 @@ class _Probing:
                 before = self.probes_needed(values, values)
                 if chunk <= 0 or before < _LEAST / 4 or self.matvecs + run.matvecs - spent + chunk > self.max_matvecs:
                     break
-                run.extend(run.dimension + chunk)
+                goal = run.dimension + chunk
+                while run.dimension < goal:
+                    run.step()
                 grown = self.residual_samples(run, pilot, products)
                 saved = self.probes_needed(values, grown) - self.probes_needed(grown, grown)
                 in_vain = 0 if saved > chunk or before > self.size == most else in_vain + 1
                 values = grown
                 bar(run.dimension / most, f"{run.dimension} directions, about {before:.0f} probes to go")
+        run.save()
         self.matvecs += run.matvecs - spent
         exact = float(self.exact_part(run))
         if run.complete:

@@ -1,0 +1,196 @@
+"""Figures of what was measured. Every function returns a matplotlib Figure; `save` writes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .density import LogDet, Spectrum
+from .flatness import transformed
+from .landscape import Line, Plane
+from .monitor import Record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOURS: list[str] = [
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+]  # distinguishable without colour vision
+
+
+def density_figure(spectra: Spectrum | Mapping[str, Spectrum], width: float | None = None) -> Figure:
+    """Spectral density on a log axis, with a band of one standard error; outliers as ticks."""
+    figure, axes = _blank("eigenvalue", "density")
+    named = _named(spectra)
+    width = width or max(float(one.nodes.max() - one.nodes.min()) for one in named.values()) / 100 or 1.0
+    lowest, highest = float("inf"), 0.0
+    for colour, (name, one) in zip(_cycle(), named.items(), strict=False):
+        grid, density, error = one.density(width=width)
+        lowest = min(lowest, 0.1 / (one.size * width))  # a quarter of what one eigenvalue makes
+        highest = max(highest, float(density.max()))
+        axes.plot(grid, density, color=colour, label=name, linewidth=1.4)
+        low = (density - error).clamp_min(lowest / 100)
+        axes.fill_between(grid, low, density + error, color=colour, alpha=0.25, linewidth=0)
+        outliers = one.nodes[one.exact].tolist()
+        axes.plot(
+            outliers, [0.02] * len(outliers), "|", color=colour, markersize=9, transform=axes.get_xaxis_transform()
+        )
+    axes.set_yscale("log")
+    axes.set_ylim(lowest, 3 * highest)
+    return _finished(figure, axes, spectra)
+
+
+def top_figure(values: Tensor | Mapping[str, Tensor], bins: int = 30) -> Figure:
+    """A histogram of the largest eigenvalues, on one set of bins (Zhang et al. 2023, Figure 3)."""
+    named = _named(values)
+    figure, axes = _blank("eigenvalue", f"how many of the top {len(next(iter(named.values())))}")
+    low, high = (f(float(f(v)) for v in map(_plain, named.values())) for f in (min, max))
+    edges = torch.linspace(low, high + 1e-9 * abs(high) + 1e-300, bins + 1, dtype=torch.float64).tolist()
+    for colour, (name, one) in zip(_cycle(), named.items(), strict=False):
+        label = f"{name}: λ₁ = {float(one.max()):.3g}"
+        axes.hist(one.tolist(), bins=edges, color=colour, alpha=0.55, label=label, edgecolor="white", linewidth=0.5)
+    axes.legend(frameon=False)
+    return figure
+
+
+def log_det_figure(curves: LogDet | Mapping[str, LogDet]) -> Figure:
+    """log|det| of the part above a cut, over cuts."""
+    figure, axes = _blank("cut: eigenvalues with |λ| above it are counted", "log |det|")
+    for colour, (name, one) in zip(_cycle(), _named(curves).items(), strict=False):
+        axes.plot(one.cuts, one.values, color=colour, label=name, linewidth=1.4)
+        low, high = one.values - one.standard_errors, one.values + one.standard_errors
+        axes.fill_between(one.cuts, low, high, color=colour, alpha=0.25, linewidth=0)
+    axes.set_xscale("log")
+    return _finished(figure, axes, curves)
+
+
+def history_figure(histories: Sequence[Record] | Mapping[str, Sequence[Record]]) -> Figure:
+    """The top eigenvalue over training."""
+    figure, axes = _blank("step", "largest eigenvalue")
+    for colour, (name, records) in zip(_cycle(), _named(histories).items(), strict=False):
+        steps, tops, errors = ([getattr(r, key) for r in records] for key in ("step", "top", "top_error"))
+        axes.errorbar(steps, tops, yerr=errors, color=colour, label=name, marker="o", markersize=3, linewidth=1.2)
+    return _finished(figure, axes, histories)
+
+
+def transformation_figure(gammas: Mapping[str, Tensor], largest: float = 1.0) -> Figure:
+    """P(λ), how generalization-aware minimization sees an eigenvalue, for learned coefficients."""
+    figure, axes = _blank("eigenvalue λ", "P(λ)")
+    values = torch.linspace(0, largest, 200, dtype=torch.float64)
+    axes.plot(values, values, color="0.6", linestyle="--", linewidth=1, label="P(λ) = λ")
+    for colour, (name, gamma) in zip(_cycle(), gammas.items(), strict=False):
+        axes.plot(values, transformed(values, gamma.double()), color=colour, label=name, linewidth=1.4)
+    axes.legend(frameon=False)
+    return figure
+
+
+def line_figure(slice: Line) -> Figure:
+    """Loss along a line; where it is not a number the axis is marked."""
+    figure, axes = _blank(slice.axis, "loss")
+    for colour, (name, losses) in zip(_cycle(), slice.losses.items(), strict=False):
+        axes.plot(slice.steps, losses, color=colour, label=name, linewidth=1.4)
+        broken = slice.steps[~losses.isfinite()].tolist()
+        if broken:
+            label = f"{name}: not a number"
+            axes.plot(
+                broken, [0.01] * len(broken), "x", color=colour, label=label, transform=axes.get_xaxis_transform()
+            )
+    if len(slice.losses) > 1 or len(axes.lines) > 1:
+        axes.legend(frameon=False)
+    return figure
+
+
+def contour_figure(plane: Plane) -> Figure:
+    """Loss on a plane as contours, evenly spaced in the logarithm; the optimizer's path on it if there is one."""
+    figure, axes = _blank(*plane.axes)
+    shown = plane.losses.clamp_min(torch.finfo(torch.float64).tiny).log10()
+    shown[~plane.losses.isfinite()] = torch.nan
+    axes.set_facecolor("0.85")  # shows where there is no number
+    filled = axes.contourf(plane.across, plane.up, shown, levels=24, cmap="viridis")
+    axes.contour(
+        plane.across, plane.up, shown, levels=24, colors="white", linestyles="solid", linewidths=0.3, alpha=0.6
+    )
+    figure.colorbar(filled, ax=axes, label="log₁₀ loss", format="%.2g")
+    if len(plane.path):
+        axes.plot(plane.path[:, 0], plane.path[:, 1], color="white", linewidth=1.2, marker="o", markersize=2.5)
+    axes.plot(0, 0, "*", color="#E69F00", markersize=11, markeredgecolor="white")
+    return figure
+
+
+def surface_figure(plane: Plane) -> Figure:
+    """Loss on a plane as a surface."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4.6), layout="constrained")
+    axes: Any = figure.add_subplot(projection="3d", computed_zorder=False)
+    across, up = torch.meshgrid(plane.across, plane.up, indexing="xy")
+    losses = plane.losses.clone()
+    losses[~losses.isfinite()] = torch.nan
+    axes.plot_surface(across.numpy(), up.numpy(), losses.numpy(), cmap="viridis", rstride=1, cstride=1, linewidth=0)
+    axes.set(xlabel=plane.axes[0], ylabel=plane.axes[1], zlabel="loss")
+    for part in (axes.xaxis, axes.yaxis, axes.zaxis):
+        part.label.set_size(8)
+        part.set_tick_params(labelsize=7)
+    axes.view_init(elev=32, azim=-55)
+    axes.set_box_aspect(None, zoom=0.88)
+    return figure
+
+
+def surface_html(plane: Plane, path: str | os.PathLike[str]) -> None:
+    """An interactive surface in one HTML file that needs no network. Needs plotly."""
+    import plotly.graph_objects as go
+
+    losses = [
+        [value if value == value and abs(value) != float("inf") else None for value in row]
+        for row in plane.losses.tolist()
+    ]
+    figure = go.Figure(go.Surface(x=plane.across.tolist(), y=plane.up.tolist(), z=losses, colorscale="Viridis"))
+    scene = {"xaxis_title": plane.axes[0], "yaxis_title": plane.axes[1], "zaxis_title": "loss"}
+    figure.update_layout(scene=scene, margin={"l": 0, "r": 0, "t": 0, "b": 0}, template="plotly_white")
+    figure.write_html(os.fspath(path), include_plotlyjs=True, full_html=True)
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write a figure: PNG, SVG or PDF, by the name."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _blank(x: str, y: str) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set(xlabel=x, ylabel=y)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _finished(figure: Figure, axes: Any, given: Any) -> Figure:
+    if isinstance(given, Mapping) and len(given) > 1:
+        axes.legend(frameon=False)
+    return figure
+
+
+def _named(given: Any) -> Mapping[str, Any]:
+    return given if isinstance(given, Mapping) else {"model": given}
+
+
+def _plain(values: Tensor) -> list[float]:
+    return values.tolist()
+
+
+def _cycle() -> list[str]:
+    return _COLOURS * 4

@@ -1,0 +1,346 @@
+"""Eigenvalues, trace, Frobenius norm, density and log-determinant against dense matrices."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.sparse.linalg
+import scipy.stats
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from curvature.problems import digits, mlp
+from steppe.curvature import (
+    Estimate,
+    Hessian,
+    Krylov,
+    difference,
+    eigenvalues,
+    frobenius_squared,
+    spectrum,
+    trace,
+)
+from steppe.curvature.results import t_quantile
+
+SEEDS = 200
+
+
+def symmetric(values: Tensor, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator, dtype=torch.float64))[0]
+    return (q * values) @ q.T
+
+
+# Krylov
+
+
+@pytest.mark.parametrize("block", [1, 3, 7])
+def test_the_basis_is_orthonormal_and_the_projection_is_the_matrix_in_it(all_problems, block):
+    A = all_problems[0][1]
+    run = Krylov(A, block=block)
+    run.extend(50)
+    Q = run.basis
+    assert torch.allclose(Q @ Q.T, torch.eye(len(Q), dtype=torch.float64), atol=1e-13)
+    assert torch.allclose(Q @ A @ Q.T, run.projection, atol=1e-13)
+    assert torch.allclose(A @ Q.T, Q.T @ run.projection + run._next.T @ run.coupling, atol=1e-13)
+    assert torch.allclose(Q[:block].T @ run.corner, run.start, atol=1e-12)
+    assert run.matvecs == run.dimension
+
+
+def test_residuals_are_those_of_the_ritz_pairs(all_problems):
+    A = all_problems[0][1]
+    run = Krylov(A, block=2)
+    run.extend(12)
+    ritz = run.ritz()
+    U = run.vectors(ritz.coordinates)
+    assert torch.allclose((A @ U - U * ritz.values).norm(dim=0), ritz.residuals, atol=1e-12)
+
+
+def test_a_whole_basis_has_all_eigenvalues(all_problems, index):
+    A = all_problems[index][1]
+    run = Krylov(A, block=3)
+    run.extend(len(A))
+    assert run.complete
+    assert torch.allclose(run.ritz().values, torch.linalg.eigvalsh(A).flip(0), atol=1e-11 * float(A.norm()))
+
+
+def test_a_saved_run_goes_on_as_if_it_had_not_stopped(all_problems, tmp_path):
+    A = all_problems[5][1]
+    path = tmp_path / "run.pt"
+    unbroken = Krylov(A, block=2, seed=3)
+    unbroken.extend(30)
+    first = Krylov(A, block=2, seed=3, checkpoint=path)
+    first.extend(14)
+    resumed = Krylov(A, block=2, seed=3, checkpoint=path)
+    assert resumed.dimension == 14
+    resumed.extend(30)
+    assert torch.equal(resumed.projection, unbroken.projection)
+    assert torch.equal(resumed.basis, unbroken.basis)
+    with pytest.raises(ValueError, match="another one"):
+        Krylov(A, block=2, seed=4, checkpoint=path)
+
+
+def test_a_checkpoint_of_other_weights_is_refused(tmp_path):
+    torch.manual_seed(0)
+    data = digits(20, side=4)
+    Krylov(Hessian(mlp(4), F.cross_entropy, data), checkpoint=tmp_path / "run.pt").extend(4)
+    with pytest.raises(ValueError, match="another one"):
+        Krylov(Hessian(mlp(4), F.cross_entropy, data), checkpoint=tmp_path / "run.pt")
+
+
+# Eigenvalues
+
+
+@pytest.mark.parametrize("which", ["top", "bottom", "magnitude"])
+@pytest.mark.parametrize("k", [1, 5])
+def test_eigenvalues_to_the_requested_tolerance(all_problems, index, which, k):
+    A = all_problems[index][1]
+    truth = torch.linalg.eigvalsh(A)
+    order = truth.abs().argsort(descending=True) if which == "magnitude" else truth.argsort(descending=which == "top")
+    truth = truth[order][:k]
+    if float(truth.abs().min()) < 1e-12:
+        pytest.skip("a tolerance relative to zero")
+    for seed in range(5):
+        found = eigenvalues(A, k, which=which, rtol=1e-4, seed=seed)
+        assert bool(found.converged.all())
+        assert bool(((found.values - truth).abs() <= 1e-4 * truth.abs()).all())
+        assert bool(((found.values - truth).abs() <= found.errors + 2e-15 * float(A.norm())).all())
+        residuals = (A @ found.vectors - found.vectors * found.values).norm(dim=0)
+        assert torch.allclose(residuals, found.residuals, atol=1e-10)
+
+
+def test_eigenvalues_of_the_operator_itself(all_problems, index):
+    problem, A = all_problems[index]
+    H = Hessian(problem.model, problem.loss_fn, problem.batches, mode=problem.mode)
+    found = eigenvalues(H, 3, rtol=1e-6)
+    assert torch.allclose(found.values, torch.linalg.eigvalsh(A).flip(0)[:3], rtol=1e-6)
+    assert found.matvecs == H.matvecs
+
+
+def test_scipy_agrees(all_problems, index):
+    problem = all_problems[index][0]
+    H = Hessian(problem.model, problem.loss_fn, problem.batches, mode=problem.mode)
+    n = H.shape[0]
+    as_scipy = scipy.sparse.linalg.LinearOperator(
+        (n, n), matvec=lambda v: (H @ torch.from_numpy(np.ascontiguousarray(v).reshape(-1))).numpy(), dtype=np.float64
+    )
+    theirs = scipy.sparse.linalg.eigsh(as_scipy, k=3, which="LA", v0=np.ones(n), return_eigenvectors=False)
+    ours = eigenvalues(H, 3, rtol=1e-8).values
+    assert np.allclose(np.sort(theirs)[::-1], ours.numpy(), rtol=1e-7)
+
+
+def test_curvlinops_agrees(all_problems):
+    curvlinops = pytest.importorskip("curvlinops", reason="curvlinops is not installed")
+    problem, A = all_problems[1]
+    params = list(problem.model.parameters())
+    theirs = curvlinops.HessianLinearOperator(problem.model, torch.nn.CrossEntropyLoss(), params, problem.batches)
+    ours = Hessian(problem.model, problem.loss_fn, problem.batches)
+    v = torch.linspace(-1, 1, len(A), dtype=torch.float64)
+    assert torch.allclose(theirs @ v, ours @ v, atol=1e-12)
+
+
+def test_repeated_eigenvalues_are_found_as_often_as_they_occur():
+    values = torch.cat([torch.tensor([5.0, 5.0, 5.0, 4.0]), torch.linspace(-1, 1, 60)]).double()
+    A = symmetric(values)
+    for seed in range(10):
+        assert torch.allclose(eigenvalues(A, 5, seed=seed).values, values.sort(descending=True).values[:5], rtol=1e-3)
+
+
+def test_a_short_memory_restarts_and_still_converges():
+    A = symmetric(torch.logspace(0, -3, 200, dtype=torch.float64))
+    run = Krylov(A, max_basis=24)
+    found = eigenvalues(run, 4, rtol=1e-6, max_matvecs=2000)
+    assert run.restarts > 0 and run.dimension <= 24
+    assert torch.allclose(found.values, torch.logspace(0, -3, 200, dtype=torch.float64)[:4], rtol=1e-6)
+    assert bool(found.converged.all())
+
+
+def test_it_says_so_when_the_tolerance_was_not_reached():
+    A = symmetric(torch.linspace(0.99, 1, 300, dtype=torch.float64))
+    found = eigenvalues(A, 3, rtol=1e-10, max_matvecs=10)
+    assert not bool(found.converged.any())
+    assert "not converged" in str(found)
+    assert not trace(symmetric(torch.linspace(-1, 1, 300).double()), rtol=1e-3, max_matvecs=110, max_basis=16).converged
+
+
+def test_a_warm_start_saves_products():
+    values = torch.cat([torch.tensor([3.0, 2.0]), torch.linspace(-1, 1, 200)]).double()
+    A = symmetric(values)
+    cold = eigenvalues(A)
+    nearby = A + 1e-4 * symmetric(torch.linspace(-1, 1, 202).double(), seed=1)
+    warm = eigenvalues(nearby, start=cold.vectors)
+    assert warm.matvecs < cold.matvecs
+    assert float(warm.values[0]) == pytest.approx(float(torch.linalg.eigvalsh(nearby)[-1]), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda A: eigenvalues(A, 0), "between 1"),
+        (lambda A: eigenvalues(A, 99), "between 1"),
+        (lambda A: eigenvalues(A, which="LM"), "which"),
+        (lambda A: eigenvalues(A, rtol=0), "rtol"),
+        (lambda A: eigenvalues(A, 3, max_basis=4), "max_basis"),
+        (lambda A: trace(A, rtol=-1), "rtol"),
+        (lambda A: trace(A, method="guess"), "method"),
+        (lambda A: trace(A, max_matvecs=3), "max_matvecs"),
+        (lambda A: frobenius_squared(A, method="xtrace"), "method"),
+        (lambda A: spectrum(A, probes=1), "probes"),
+        (lambda A: spectrum(A).log_det(torch.tensor([0.0])), "positive"),
+        (lambda A: Krylov(torch.zeros(2, 3)), "square"),
+        (lambda A: Krylov(A, block=0), "block"),
+    ],
+)
+def test_wrong_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(torch.eye(10, dtype=torch.float64))
+
+
+def test_a_product_that_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match="not finite"):
+        eigenvalues(torch.full((4, 4), torch.nan))
+
+
+# Sampling
+
+
+def test_t_quantiles_are_scipys():
+    for degrees in (1, 2, 3, 4, 9, 10, 29, 200):
+        for probability in (0.9, 0.975, 0.995):
+            assert t_quantile(probability, degrees) == pytest.approx(scipy.stats.t.ppf(probability, degrees), rel=1e-10)
+
+
+def calibration(estimates: list[Estimate], truth: float) -> tuple[float, float]:
+    """How often the truth is in the 95% interval, and how often within three standard errors."""
+    covered = sum(e.low <= truth <= e.high for e in estimates)
+    near = sum(abs(e.value - truth) <= 3 * e.standard_error for e in estimates)
+    return covered / len(estimates), near / len(estimates)
+
+
+# Small nets whose Hessian is too large for the basis to become complete: else there would be nothing to sample.
+SAMPLED = ["mlp", "mlp ragged", "mlp summed", "class weights", "squared error", "cnn, running statistics", "attention",
+           "tied", "unused"]  # fmt: skip
+
+
+@pytest.mark.parametrize("measure", ["trace", "frobenius"])
+def test_intervals_are_as_wide_as_they_should_be(all_problems, measure):
+    near_shares, covered_shares = [], []
+    for problem, A in all_problems:
+        if problem.name not in SAMPLED:
+            continue
+        function = trace if measure == "trace" else frobenius_squared
+        truth = float(A.trace() if measure == "trace" else A.square().sum())
+        estimates = [function(A, rtol=1e-2, max_basis=64, seed=seed) for seed in range(SEEDS)]
+        assert all(e.converged == (e.standard_error <= 1e-2 * abs(e.value)) for e in estimates)
+        covered, near = calibration(estimates, truth)
+        assert 0.90 <= covered <= 0.985, (problem.name, covered)
+        near_shares.append(near)
+        covered_shares.append(covered)
+    assert len(near_shares) == len(SAMPLED)
+    assert sum(near_shares) / len(near_shares) >= 0.99
+    assert 0.90 <= sum(covered_shares) / len(covered_shares) <= 0.98
+
+
+def test_density_moments_are_within_their_errors(all_problems):
+    near_shares = []
+    for problem, A in all_problems:
+        if problem.name not in SAMPLED or len(A) <= 128:  # two blocks of 64 would span a smaller one
+            continue
+        found = [spectrum(A, probes=64, dimension=128, seed=seed) for seed in range(SEEDS)]
+        for power in (1, 2):
+            truth = float(torch.linalg.matrix_power(A, power).trace() / len(A))
+            covered, near = calibration([s.moment(power) for s in found], truth)
+            assert 0.89 <= covered <= 0.985, (problem.name, power, covered)
+            near_shares.append(near)
+    assert len(near_shares) == 16
+    assert sum(near_shares) / len(near_shares) >= 0.99
+
+
+@pytest.mark.parametrize("method", ["hutchinson", "hutch++", "xtrace"])
+def test_the_other_trace_methods(all_problems, method):
+    A = all_problems[0][1]
+    truth = float(A.trace())
+    estimates = [trace(A, rtol=3e-2, method=method, seed=seed) for seed in range(50)]
+    assert all(e.converged and e.method == method for e in estimates)
+    rmse = math.sqrt(sum((e.value - truth) ** 2 for e in estimates) / len(estimates))
+    reported = sum(e.standard_error for e in estimates) / len(estimates)
+    assert 0.6 <= reported / rmse <= 1.5
+
+
+def test_hutchinson_is_the_mean_of_its_samples():
+    A = symmetric(torch.linspace(-1, 3, 40, dtype=torch.float64))
+    found = trace(A, method="hutchinson", rtol=0.05)
+    assert found.value == pytest.approx(float(found.samples.mean()), rel=1e-14)
+    assert found.standard_error == pytest.approx(float(found.samples.std()) / math.sqrt(len(found.samples)), rel=1e-12)
+    assert found.matvecs == len(found.samples)
+
+
+@pytest.mark.parametrize("method", ["krylov", "hutch++", "xtrace"])
+def test_low_rank_is_exact(method):
+    A = symmetric(torch.cat([torch.tensor([3.0, 2.0, -1.0]), torch.zeros(97)]).double())
+    assert trace(A, method=method).value == pytest.approx(4.0, rel=1e-10)
+
+
+def test_paired_differences_have_a_smaller_error():
+    A = symmetric(torch.linspace(0, 1, 150, dtype=torch.float64))
+    B = A + 1e-3 * symmetric(torch.linspace(0, 1, 150, dtype=torch.float64), seed=1)
+    options = {"method": "hutchinson", "rtol": 1e-2}
+    a, b = trace(A, **options), trace(B, **options)
+    change = difference(b, a)
+    assert change.standard_error < 0.05 * math.hypot(a.standard_error, b.standard_error)
+    assert change.low <= float((B - A).trace()) <= change.high
+    apart = difference(b, trace(A, seed=1, **options))
+    assert apart.method == "unpaired" and apart.standard_error > 10 * change.standard_error
+
+
+# Density and log-determinant
+
+
+def test_a_complete_run_gives_every_eigenvalue_weight_one(all_problems):
+    A = all_problems[-1][1]
+    found = spectrum(A, dimension=len(A))
+    assert torch.allclose(found.nodes, torch.linalg.eigvalsh(A).flip(0), atol=1e-12)
+    assert bool((found.weights == 1).all())
+    assert found.moment(3).value == pytest.approx(float(torch.linalg.matrix_power(A, 3).trace() / len(A)), rel=1e-9)
+
+
+def test_the_density_integrates_to_one_and_peaks_at_eigenvalues():
+    A = symmetric(torch.cat([torch.full((99,), 1.0), torch.tensor([3.0])]).double())
+    grid, density, error = spectrum(A).density(grid=2001, width=0.02)
+    assert float(torch.trapezoid(density, grid)) == pytest.approx(1.0, rel=1e-3)
+    assert float(grid[density.argmax()]) == pytest.approx(1.0, abs=2e-3)
+    near = (grid - 3).abs() < 0.1
+    assert float(torch.trapezoid(density[near], grid[near])) == pytest.approx(0.01, rel=1e-3)
+    assert float(error.max()) < 1e-6 * float(density.max())
+
+
+def test_log_det_over_cuts(all_problems):
+    A = all_problems[0][1]
+    truth = torch.linalg.eigvalsh(A).abs()
+    cuts = torch.logspace(-3, 0, 7, dtype=torch.float64)
+    found = spectrum(A, probes=16, dimension=len(A)).log_det(cuts)
+    for cut, value, count in zip(cuts, found.values, found.counts, strict=True):
+        assert float(value) == pytest.approx(float(truth[truth > cut].log().sum()), rel=1e-6, abs=1e-9)
+        assert float(count) == float((truth > cut).sum())
+    # Where the outliers have converged the curve is exact long before the basis is complete.
+    sampled = spectrum(A, probes=8, dimension=80).log_det(torch.tensor([0.5], dtype=torch.float64))
+    assert float(sampled.values) == pytest.approx(float(truth[truth > 0.5].log().sum()), rel=1e-5)
+    assert float(sampled.standard_errors) < 1e-12
+
+
+def test_one_run_serves_all(all_problems):
+    problem, A = all_problems[0]
+    H = Hessian(problem.model, problem.loss_fn, problem.batches)
+    run = Krylov(H, block=8)
+    found = spectrum(run, dimension=64)
+    top = eigenvalues(run, 5)
+    assert top.matvecs <= 16  # the basis was there already, only the check for repeated values costs
+    whole = trace(run, rtol=1e-2)
+    assert whole.matvecs <= 60
+    assert abs(whole.value - float(A.trace())) <= 4 * whole.standard_error
+    assert torch.allclose(top.values, torch.linalg.eigvalsh(A).flip(0)[:5], rtol=1e-3)
+    assert found.matvecs == 64
