@@ -364,7 +364,7 @@ def _environment(device: torch.device) -> dict[str, Any]:
             peers[package] = version(package)
         except PackageNotFoundError:
             peers[package] = None
-    return environment(device) | peers
+    return environment(device) | {"clock": "perf_counter"} | peers
 
 
 def _show(net: str, kind: str, found: dict[str, Any]) -> None:

@@ -31,8 +31,9 @@ def contender(method: steppe.Method) -> Contender:
     """A step of a method, on random batches."""
 
     def build(model: nn.Module, loss: Step) -> Step:
-        lr = {"lr": 0.01} if "lr" in method.needs else {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
-        opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), **lr), method, model)
+        momentum = 0.0 if "lr" in method.needs else 0.9
+        base = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum, weight_decay=5e-4)
+        opt = steppe.SharpnessAware(base, method, model)
         return lambda: opt.step(loss, auxiliary=loss, sample=lambda i: loss())
 
     return build

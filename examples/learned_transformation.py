@@ -65,7 +65,9 @@ def learn(true: Tensor, observed: Tensor, method: GAM, iterations: Iterable[int]
             except StopIteration:  # with the direction; the weights do not follow it here
                 ask = None
         memory = ctx.remembered
-    return memory["gamma"]
+    gamma = memory["gamma"]
+    assert isinstance(gamma, Tensor)
+    return gamma
 
 
 def progress(count: int) -> Iterator[int]:
