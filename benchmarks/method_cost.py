@@ -1,10 +1,10 @@
-"""What every method costs: time of a step in bare looks, and model copies held at the peak.
+"""What every method costs: time of a step against as many bare looks, and model copies held at the peak.
 
-    python benchmarks/method_cost.py [--device cpu|cuda] [--model resnet18] [--rounds N]
+    python benchmarks/method_cost.py [--device cpu|cuda] [--model resnet18] [--batch N] [--rounds N]
 
-A bare look is one forward and backward pass. For each method, the time of a step less the base's own is divided by
-that of a bare look, next to the looks it declares; and the peak of memory over the base's, in parameter bytes, next
-to the copies it declares. GAM is also timed on the steps between two updates of its coefficients. Data are random.
+A bare look is one forward and backward pass. Each method is timed in turn with as many bare looks as it declares and
+the base's step, in rounds, and nothing beside; and its peak of memory over the base's, in parameter bytes, stands
+next to the copies it declares. GAM is also timed on the steps between two updates of its coefficients. Data are random.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import CASES, RESULTS, Case, Step, environment, interleaved, pick_device, show_table, write_json
+from common import CASES, RESULTS, Case, Step, environment, interleaved, pick_device, ratios, show_table, write_json
 from contenders import Contender, bare
 from peak_memory import peak_bytes
 from torch import Tensor, nn
@@ -53,8 +53,8 @@ def looks_of(name: str, method: steppe.Method) -> float:
     return method.T + 1 if name == "GAM, between updates" and isinstance(method, steppe.GAM) else method.cost
 
 
-def time_all(case: Case, device: torch.device, args: argparse.Namespace) -> dict[str, float]:
-    """Time of a step in bare looks, the base's step taken away."""
+def time_one(name: str, method: steppe.Method, case: Case, device: torch.device, args: argparse.Namespace) -> float:
+    """Time of a step over that of as many bare looks and the base's step."""
     torch.manual_seed(0)
     start = case.build().to(device)
     x, y = case.batch_on(device)
@@ -67,13 +67,9 @@ def time_all(case: Case, device: torch.device, args: argparse.Namespace) -> dict
 
         return build(model, loss)
 
-    steps = {"bare 1": built(bare(1)), "bare 2": built(bare(2))}
-    steps |= {name: built(contender(method)) for name, method in methods().items()}
+    steps = {"bare": built(bare(round(looks_of(name, method)))), "method": built(contender(method))}
     samples = interleaved(steps, device, args.rounds, args.seconds)
-    one, two = samples.pop("bare 1"), samples.pop("bare 2")
-    look = statistics.median(b - a for a, b in zip(one, two, strict=True))
-    base = statistics.median(one) - look
-    return {name: (statistics.median(times) - base) / look for name, times in samples.items()}
+    return statistics.median(ratios(samples["method"], samples["bare"]))
 
 
 def main() -> None:
@@ -82,28 +78,26 @@ def main() -> None:
     parser.add_argument("--model", default="resnet18", choices=list(CASES))
     parser.add_argument("--batch", type=int, help="batch size (a large one keeps a GPU busy while the host works)")
     parser.add_argument("--rounds", type=int, default=None)
-    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--seconds", type=float, default=4.0, help="time for one method")
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
     device, case = pick_device(args.device), CASES[args.model]
     if args.batch is not None:
         case = replace(case, batch={device.type: args.batch})
-    times = time_all(case, device, args)
     base, _ = peak_bytes(case, contender(steppe.Plain()), device)
     records: list[dict[str, Any]] = []
     for name, method in methods().items():
         peak, size = peak_bytes(case, contender(method), device)
         declared = looks_of(name, method)
         copies = (peak - base) / size
-        records.append({
-            "method": name, "looks": declared, "time_in_looks": times[name], "time_over_looks": times[name] / declared,
-            "copies": method.copies, "measured_copies": copies,
-        })  # fmt: skip
+        over_bare = time_one(name, method, case, device, args)
+        records.append({"method": name, "looks": declared, "over_bare": over_bare, "copies": method.copies,
+                        "measured_copies": copies})  # fmt: skip
     rows = [
-        (r["method"], f"{r['looks']:g}", f"{r['time_in_looks']:.2f}", f"{r['time_over_looks']:.3f}", str(r["copies"]),
-         f"{r['measured_copies']:.2f}") for r in records
-    ]  # fmt: skip
-    columns = ("method", "looks", "time, in looks", "ratio", "copies", "measured")
+        (r["method"], f"{r['looks']:g}", f"{r['over_bare']:.3f}", str(r["copies"]), f"{r['measured_copies']:.2f}")
+        for r in records
+    ]
+    columns = ("method", "looks", "time over bare looks", "copies", "measured")
     show_table(f"{args.model}, batch {case.batch[device.type]}", columns, rows)
     path = args.results / f"method_cost-{args.model}-{device.type}.json"
     batch = case.batch[device.type]

@@ -55,3 +55,35 @@ def test_products_by_difference_give_nearly_the_same(method, hvp):
         ends[mode] = problems.weights(model)
     torch.testing.assert_close(ends[hvp], ends["exact"], rtol=1e-5, atol=1e-6)
     assert looks[hvp] - looks["exact"] == (2 if hvp == "central" else 0)  # two products, one more look for each
+
+
+def test_exact_products_go_through_attention():
+    """The fast attention kernels have no second derivative; the math one is taken for the product."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project, self.head = torch.nn.Linear(8, 24), torch.nn.Linear(8, 10)
+
+        def forward(self, x):
+            q, k, v = self.project(x.view(-1, 8, 8)).chunk(3, -1)
+            return self.head(torch.nn.functional.scaled_dot_product_attention(q, k, v).mean(1))
+
+    ends = []
+    for hvp in ("exact", "central"):
+        model = problems.seeded(Attention)
+        opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.GNAM(alpha=1.0), model, hvp=hvp)
+        for data in problems.steps(3):
+            opt.step(**data.closures(model))
+        ends.append(problems.weights(model))
+    torch.testing.assert_close(*ends, rtol=1e-6, atol=1e-8)
+
+
+def test_exact_products_need_a_graph():
+    model = problems.seeded(problems.mlp)
+    opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.GNAM(), model, hvp="exact")
+    data = problems.steps(1)[0]
+    with pytest.raises(RuntimeError, match="needs a closure that returns a graph"):
+        opt.passes()
+    with pytest.raises(RuntimeError, match="does not call backward"):
+        opt.step(**data.closures(model, backward=True))

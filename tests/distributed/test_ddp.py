@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from steppe import GSAM, SAM, SharpnessAware
+from steppe import GAM, GNAM, GSAM, SAM, SharpnessAware
 
 from . import reference
 from .common import (
@@ -69,6 +69,17 @@ def test_every_method_equals_itself_in_one_process(method, base):
 
     assert_ranks_agree(net)
     assert_close(net, alone, tolerance_of(method))
+
+
+@pytest.mark.parametrize("method", [GAM(), GNAM()], ids=lambda method: method.name)
+def test_exact_products_are_those_of_the_whole_batch(method):
+    """autograd.grad goes past DDP's hooks: the product is averaged by hand."""
+    alone = Net()
+    train_any(SharpnessAware(BASES["sgd"](alone.parameters()), method, alone, hvp="exact"), alone, digits(), alone=True)
+    net = DDP(Net())
+    train_any(SharpnessAware(BASES["sgd"](net.parameters()), method, net, hvp="exact"), net, digits())
+    assert_ranks_agree(net)
+    assert_close(net, alone, 1e-11)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
