@@ -368,9 +368,8 @@ def _scaled(tensors: list[Tensor], factor: Number, fresh: bool = False) -> list[
     return [(t.to(torch.promote_types(t.dtype, torch.float32)) * on[t.device]).to(t.dtype) for t in tensors]
 
 
-def _parts(tensors: list[Tensor]) -> Iterator[slice]:
-    """Slices of a list of tensors, each about a quarter of it: little room for a temporary, in few kernels."""
-    entries = min(max(sum(t.numel() for t in tensors) // 4, 1 << 18), 1 << 25)
+def _parts(tensors: list[Tensor], entries: int = 1 << 25) -> Iterator[slice]:
+    """Slices of a list of tensors, of so many entries or little more: a temporary needs room for one of them."""
     start = count = 0
     for stop, tensor in enumerate(tensors, start=1):
         count += tensor.numel()

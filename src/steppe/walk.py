@@ -95,13 +95,7 @@ class Walk:
                 elif not first_done:
                     self._clear_gradients()
                 report = self._go(index, ask.pop())
-                with contextlib.ExitStack() as around:
-                    if index == 0 and "hvp" in self.method.needs:
-                        around.enter_context(self._quiet.noting_precision())
-                    if report.sample is not None:
-                        around.enter_context(self._quiet.single_example())
-                    if apart:
-                        around.enter_context(distributed.no_sync(self._model))
+                with self._around(report, apart):
                     yield report
                 index += 1
                 ask = [asks.send(self._answer(report))]
@@ -119,6 +113,17 @@ class Walk:
                 with torch.no_grad():
                     self._weights.copy_(self.home)
                 self._quiet.weights_moved()
+
+    def _around(self, report: Pass, apart: bool) -> contextlib.AbstractContextManager[Any]:
+        """What a look needs around it; most need nothing."""
+        around = contextlib.ExitStack()
+        if report.index == 0 and "hvp" in self.method.needs:
+            around.enter_context(self._quiet.noting_precision())
+        if report.sample is not None:
+            around.enter_context(self._quiet.single_example())
+        if apart:
+            around.enter_context(distributed.no_sync(self._model))
+        return around
 
     def _start(self) -> Vector:
         """The weights that the step starts from: a copy, made when first needed, for they will move."""
