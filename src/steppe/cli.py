@@ -53,7 +53,8 @@ def methods(
 
 def known_methods() -> list[type[Method]]:
     """The methods of the package, by name."""
-    return sorted((c for c in Method.registry.values() if c.__module__.startswith("steppe.methods.")), key=lambda c: c.__name__)
+    own = [cls for cls in Method.registry.values() if cls.__module__.startswith("steppe.methods.")]
+    return sorted(own, key=lambda cls: cls.__name__)
 
 
 def with_defaults(cls: type[Method]) -> Method:
