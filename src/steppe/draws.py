@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from .vector import Space, Vector, local, unit
 
@@ -46,5 +45,7 @@ class Draws:
         whole = sample(p.shape, generator=self._generators[device], device=device, dtype=p.dtype)
         if not isinstance(p, DTensor):
             return whole
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # private: only if needed
+
         shape, offset = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
         return whole[tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))].clone()

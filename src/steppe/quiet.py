@@ -163,7 +163,8 @@ class Quiet:
     def precision(self) -> str:
         """The coarsest precision that gradients are computed in, by the name of a dtype (TF32 counts as float16)."""
         dtypes = {p.dtype for p in self._params} | {self._autocast} - {None}
-        dtypes |= {getattr(m._get_fsdp_state()._mp_policy, "param_dtype", None) for m in self._sharded} - {None}
+        policies = [getattr(m._get_fsdp_state(), "_mp_policy", None) for m in self._sharded]
+        dtypes |= {getattr(policy, "param_dtype", None) for policy in policies} - {None}
         for dtype in (torch.bfloat16, torch.float16):
             if dtype in dtypes:
                 return str(dtype).removeprefix("torch.")

@@ -31,7 +31,8 @@ class SSAM(Method):
     Limits: s = 0 gives SAM.
 
     Published code makes the mask right after a step, so that its first step, with an all-zero mask, is plain and
-    the others come one step later: ``published=True``. It sees single examples in training mode, which moves
+    the others come one step later: ``published=True``. Its dynamic mask cannot regrow what it has just dropped, and
+    rounds its counts otherwise. It sees single examples in training mode, which moves
     BatchNorm's statistics; here nothing but the first look does.
     """
 
