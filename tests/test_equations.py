@@ -87,3 +87,16 @@ def test_exact_products_need_a_graph():
         opt.passes()
     with pytest.raises(RuntimeError, match="does not call backward"):
         opt.step(**data.closures(model, backward=True))
+
+
+@pytest.mark.parametrize("rule", ["fisher", "dynamic"])
+def test_a_mask_of_everything_gives_sam(rule):
+    """To rounding only: the mask is one more product. Some pixels are black in all samples: their score is zero."""
+    ends = []
+    for method in (steppe.SSAM(sparsity=0.0, samples=2, rule=rule, every=1), steppe.SAM(rho=0.1)):
+        model = problems.seeded(problems.mlp)
+        opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), method, model)
+        for data in problems.steps(3):
+            opt.step(**data.closures(model))
+        ends.append(problems.weights(model))
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-13)

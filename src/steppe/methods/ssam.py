@@ -32,8 +32,8 @@ class SSAM(Method):
 
     Published code makes the mask right after a step, so that its first step, with an all-zero mask, is plain and
     the others come one step later: ``published=True``. Its dynamic mask cannot regrow what it has just dropped, and
-    rounds its counts otherwise. It sees single examples in training mode, which moves
-    BatchNorm's statistics; here nothing but the first look does.
+    rounds its counts otherwise. It sees single examples in training mode, which moves BatchNorm's statistics; here
+    nothing but the first look does.
     """
 
     rho: Number = 0.1
@@ -122,7 +122,7 @@ def largest(scores: Vector, count: int) -> Vector:
 
     Entries must not be negative. Their bits then order as the numbers do, so the threshold is found bit by bit,
     from the top, by counting: exact, the same on all ranks, and without waiting for the device. Ties with the
-    smallest of them are all kept, zeros never.
+    smallest of them are all kept; zeros only if everything is.
     """
     ints = [_as_int(t) for t in scores.tensors]
     bits = ints[0].element_size() * 8 - 1
@@ -131,7 +131,8 @@ def largest(scores: Vector, count: int) -> Vector:
         candidate = threshold | (1 << bit)
         reached = scores.space.total([(t >= candidate.to(t.device)).sum() for t in ints])
         threshold = torch.where(reached >= count, candidate, threshold)
-    threshold = threshold.clamp(min=1)
+    if count < _size(scores.space):
+        threshold = threshold.clamp(min=1)
     masks = [(t >= threshold.to(t.device)).to(s.dtype) for t, s in zip(ints, scores.tensors, strict=True)]
     return Vector(masks, scores.space)
 
