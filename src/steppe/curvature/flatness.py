@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..methods.gam import transformation
 from ..vector import TINY, Vector, unit
 from .eigen import eigenvalues
 from .objective import Objective
@@ -284,5 +285,4 @@ def transformed(eigenvalues: Tensor, gamma: Tensor) -> Tensor:
     >>> transformed(torch.tensor([1.0, 2.0]), torch.tensor([0.5, -0.1]))
     tensor([1.4000, 3.2000])
     """
-    powers = torch.stack([eigenvalues ** (t + 2) for t in range(len(gamma))]) if len(gamma) else eigenvalues[:0]
-    return eigenvalues + (gamma.to(eigenvalues) @ powers if len(gamma) else 0)
+    return transformation(gamma.to(eigenvalues), eigenvalues)
