@@ -155,7 +155,7 @@ def surface_html(plane: Plane, path: str | os.PathLike[str]) -> None:
         for row in plane.losses.tolist()
     ]
     figure = go.Figure(go.Surface(x=plane.across.tolist(), y=plane.up.tolist(), z=losses, colorscale="Viridis"))
-    scene = {"xaxis_title": plane.axes[0], "yaxis_title": plane.axes[1], "zaxis_title": "loss"}
+    scene: dict[str, Any] = {"xaxis_title": plane.axes[0], "yaxis_title": plane.axes[1], "zaxis_title": "loss"}
     # As wide as it is high, from far enough to see all of it, and over the rim into the valley.
     scene |= {"aspectmode": "manual", "aspectratio": {"x": 1, "y": 1, "z": 0.8}}
     scene["camera"] = {"eye": {"x": -1.0, "y": -1.35, "z": 1.0}, "center": {"x": 0, "y": 0, "z": -0.15}}
