@@ -301,8 +301,8 @@ def test_a_scaler_changes_nothing(method):
 @every_variant
 def test_buffers_and_random_state_are_those_of_plain_training(method):
     """lr = 0 keeps the weights, so that the first pass of every step is the same as the base's."""
-    if "lr" in method.needs or isinstance(method, steppe.WSAM):
-        return
+    if "lr" in method.needs:
+        pytest.skip("sets its own learning rate")
     frozen = lambda m: torch.optim.SGD(m.parameters(), lr=0.0)  # noqa: E731
     model, _ = train(method, build=problems.batchnorm_dropout, base=frozen)
     end = everything(model)
@@ -335,14 +335,16 @@ def test_a_parameter_without_gradient_is_left_alone(method):
         before = model.sometimes.weight.detach().clone()
         by_closure(opt, model, data)
         assert (model.sometimes.weight.grad is None) == (not model.now)
-        if not model.now and not isinstance(method, (steppe.WSAM, steppe.EntropySGD)):
+        if not model.now:
             assert torch.equal(before, model.sometimes.weight)
     assert all(torch.equal(a, b) for a, b in zip(never, model.never.parameters(), strict=True))
     assert model.never.weight.grad is None
 
 
-@pytest.mark.parametrize("method", [steppe.SAM(), steppe.GSAM(), steppe.GAM(), steppe.FrobSAM()], ids=repr)
+@every_variant
 def test_a_compiled_model_gives_equal_steps_and_compiles_once(method):
+    if "sample" in method.needs:
+        pytest.skip("a single example is another shape, and another mode of batch norm")
     torch._dynamo.reset()
     from torch._dynamo.utils import counters
 
