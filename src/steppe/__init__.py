@@ -2,6 +2,7 @@
 
 from . import methods
 from .auxiliary import with_auxiliary
+from .capture import Captured, capture
 from .method import (
     HERE,
     HVP,
@@ -53,8 +54,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ASAM", "CRSAM", "FSAM", "GAM", "GNAM", "GNP", "GSAM", "HERE", "HVP", "SAM", "SASAM", "SASGD", "SSAM", "WSAM",
-    "Context", "DetSAM", "EntropySGD", "Every", "FrobSAM", "GNAMFast", "Look", "LookSAM", "Looks", "Memory", "Method",
-    "Number", "Pass", "Plain", "ProductSAM", "Schedule", "Seen", "SharpnessAware", "Space", "TraceSAM",
-    "UniversalSAM", "Vector", "adaptive_ascent", "ascent", "by_name", "drive", "linear_in_lr", "method_names",
-    "methods", "reject", "reusing", "unit", "with_auxiliary", "wrap",
+    "Captured", "Context", "DetSAM", "EntropySGD", "Every", "FrobSAM", "GNAMFast", "Look", "LookSAM", "Looks", "Memory",
+    "Method", "Number", "Pass", "Plain", "ProductSAM", "Schedule", "Seen", "SharpnessAware", "Space", "TraceSAM",
+    "UniversalSAM", "Vector", "adaptive_ascent", "ascent", "by_name", "capture", "drive", "linear_in_lr",
+    "method_names", "methods", "reject", "reusing", "unit", "with_auxiliary", "wrap",
 ]  # fmt: skip

@@ -14,14 +14,22 @@ from torch.distributed.tensor import DTensor
 
 from .vector import Space, Vector, local, unit
 
+Generators = dict[torch.device, torch.Generator]  # one a device, seeded anew in every step
+
+
+def seed_of(seed: int, step: int) -> int:
+    """What a step's generators are seeded with."""
+    return (seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03 + 1) % 2**63
+
 
 class Draws:
     """Random vectors of one step. Entries that looks may not move are zero."""
 
-    def __init__(self, space: Space, seed: int, step: int):
+    def __init__(self, space: Space, seed: int, step: int, generators: Generators | None = None):
         self._space = space
-        self._seed = (seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03 + 1) % 2**63
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._seed = seed_of(seed, step)
+        self._generators = {} if generators is None else generators
+        self._seeded: set[torch.device] = set()
 
     def normal(self) -> Vector:
         """Independent standard normal entries."""
@@ -41,7 +49,10 @@ class Draws:
     def _draw_like(self, p: Tensor, sample: Callable[..., Tensor]) -> Tensor:
         device = local(p).device
         if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+            self._generators[device] = torch.Generator(device)
+        if device not in self._seeded:
+            self._generators[device].manual_seed(self._seed)
+            self._seeded.add(device)
         whole = sample(p.shape, generator=self._generators[device], device=device, dtype=p.dtype)
         if not isinstance(p, DTensor):
             return whole

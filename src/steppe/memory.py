@@ -25,6 +25,7 @@ class Store:
     """A method's memory."""
 
     def __init__(self) -> None:
+        self.pinned = False  # whether values stay in the memory they are in: recorded programs read them there
         self._vectors: dict[Tensor, dict[str, Tensor]] = {}  # parameter -> name -> local tensor
         self._others: dict[str, Tensor] = {}
 
@@ -49,9 +50,12 @@ class Store:
         for name, value in values.items():
             if isinstance(value, Vector):
                 for p, t in zip(params, value.tensors, strict=True):
-                    self._vectors[p][name] = t
+                    self._vectors[p][name] = self._put(self._vectors[p].get(name), t)
             else:
-                self._others[name] = value.detach()
+                self._others[name] = self._put(self._others.get(name), value.detach())
+
+    def _put(self, old: Tensor | None, new: Tensor) -> Tensor:
+        return new if old is None or not self.pinned else old.copy_(new)
 
     def joined(self, state: Any) -> Any:
         """The base optimizer's state, with this memory inside: what distributed checkpoints look at."""
@@ -80,7 +84,7 @@ class Store:
 
     def load(self, state_dict: dict[str, Any], params: Iterable[Tensor]) -> dict[str, Any]:
         """Take this memory out of a state_dict; return the rest, which is the base optimizer's."""
-        self.__init__()
+        self._vectors, self._others = {}, {}
         rest: dict[Any, Any] = dict(state_dict["state"])
         for key, p in zip(_ids(state_dict), params, strict=False):  # a mismatch is the base's to report
             entry = rest.pop(key, {})

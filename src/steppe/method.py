@@ -156,6 +156,14 @@ class Method:
         """What the method remembers between steps, as it is before the first one."""
         return {}
 
+    def phase(self, step: int) -> int | None:
+        """Which of its programs the method runs at a step; None for one that it runs only there.
+
+        Steps of one phase do the same operations on other numbers: they can be recorded once and replayed. A
+        method that looks at ``ctx.step`` says here what it does with it.
+        """
+        return 0
+
     @classmethod
     def variants(cls) -> list[Method]:
         """Settings worth testing: the contract suite runs each."""

@@ -13,6 +13,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -22,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from . import distributed
-from .draws import Draws
+from .draws import Draws, Generators, seed_of
 from .evaluate import Closures, evaluate, hessian_product
 from .memory import Store
 from .method import Context, Method
@@ -32,6 +33,17 @@ from .vector import Each, Space, Vector, local
 from .walk import Pass, Scale, Walk
 
 _STEP, _SEED = "steppe_step", "steppe_seed"  # keys in param_groups[0]: there they survive every kind of checkpoint
+
+
+@dataclass
+class Left:
+    """What a recorded step leaves behind on the Python side: see `SharpnessAware.left`."""
+
+    params: list[Tensor]
+    grads: list[Tensor | None]
+    pending: tuple[Space, Context] | None
+    metrics: dict[str, Any]
+    lrs: list[Any] | None
 
 
 class SharpnessAware(Optimizer):
@@ -87,6 +99,7 @@ class SharpnessAware(Optimizer):
         self._quiet: Any = None  # Quiet, kept between steps for its memory
         self._begun = False
         self._room: Vector | None = None  # memory for a copy of the weights, likewise
+        self._generators: Generators = {}  # of the method's draws, likewise
         self._lr_set: Any = None  # the learning rate the method has set
         self._scaler_steps = False  # a GradScaler is calling
         Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
@@ -210,7 +223,8 @@ class SharpnessAware(Optimizer):
         """One step's looks, and what they led to."""
         walk = self._walk(None if scaler is None else Scale(scaler, local(self._trainable()[0]).device), first_done)
         direction = yield from walk.passes(first_done)
-        self._room = walk.home
+        if walk.home is not None:
+            self._room = walk.home
         self._leave(direction, walk)
 
     def _walk(self, scale: Scale | None, first_done: bool) -> Walk:
@@ -229,7 +243,7 @@ class SharpnessAware(Optimizer):
             foreign = self._lr_set is not None and any(g["lr"] is not self._lr_set for g in self.param_groups)
             if foreign or any("initial_lr" in g for g in self.param_groups):  # the mark a scheduler leaves
                 raise RuntimeError(f"{self.method.name} sets the learning rate itself: remove the scheduler")
-        draws = Draws(space, group.setdefault(_SEED, 0), self.steps)
+        draws = Draws(space, group.setdefault(_SEED, 0), self.steps, self._generators)
         return Context(self.steps, group["lr"], space.live, draws, self._store.recall(self.method, space))
 
     def _leave(self, direction: Any, walk: Walk) -> None:
@@ -287,7 +301,7 @@ class SharpnessAware(Optimizer):
         self.base.step()
         if "aside" in ctx.wishes:
             with torch.no_grad():
-                lr = Each([float(lr) for lr in self._by_group("lr")])
+                lr = Each(self._by_group("lr"))
                 space.live().add_(-1.0 * (lr * ctx.wishes["aside"]))
         self._store.keep(space.params, ctx.remembered)
         self.metrics = ctx.metrics
@@ -317,6 +331,45 @@ class SharpnessAware(Optimizer):
         if self._open is None or self._open() is None:  # a closure may call this during a look
             self._pending = None
             self._mark_gradients_used()
+
+    # A step that is recorded once and replayed: see capture.py
+
+    def pin(self) -> None:
+        """From now on, keep what the method remembers where it is in memory: a recorded step reads it there."""
+        self._store.recall(self.method, self._space())
+        self._store.pinned = True
+
+    def generators(self) -> list[torch.Generator]:
+        """Those that the method draws from, seeded for the coming step."""
+        seed = seed_of(self.param_groups[0].setdefault(_SEED, 0), self.steps)
+        return [generator.manual_seed(seed) for generator in self._generators.values()]
+
+    def draw_looks_from(self, states: list[torch.Generator]) -> None:
+        """While a step is recorded: the random state of each of its looks, in place of one that is put back."""
+        if self._quiet is not None:
+            self._quiet.spare = states
+
+    def left(self) -> Left:
+        """What a step, or its first half, has left behind on the Python side when it was recorded, not run."""
+        params = self._trainable()
+        if self._pending is None:
+            self.param_groups[0][_STEP] = self.steps - 1
+        lrs = [group["lr"] for group in self.param_groups] if "lr" in self.method.needs else None
+        return Left(params, [p.grad for p in params], self._pending, self.metrics, lrs)
+
+    def replayed(self, left: Left) -> None:
+        """The device has run the recorded step, or its first half, again: be as if it had been run here."""
+        for p, grad in zip(left.params, left.grads, strict=True):
+            p.grad = grad
+        if left.pending is not None:
+            self._pending = left.pending
+            return
+        if left.lrs is not None:
+            self._lr_set = left.lrs[0]
+            for group, lr in zip(self.param_groups, left.lrs, strict=True):
+                group["lr"] = lr
+        self.metrics = left.metrics
+        self.param_groups[0][_STEP] = self.steps + 1
 
     # Checkpoints
 
@@ -349,6 +402,7 @@ class SharpnessAware(Optimizer):
             "_quiet": None,
             "_begun": False,
             "_room": None,
+            "_generators": {},
             "_pending": None,
             "_lr_set": None,
         }

@@ -43,7 +43,9 @@ class Snapshot:
         for sources, values in self._pairs:
             torch._foreach_copy_(values, sources)
         self._cpu_rng = torch.get_rng_state()
-        self._device_rng = [torch.get_device_module(d).get_rng_state(d) for d in self._devices]
+        # A program that is being recorded has a random state for each look instead: see Quiet.spare.
+        known = not _recording(self._devices)
+        self._device_rng = [torch.get_device_module(d).get_rng_state(d) for d in self._devices] if known else []
 
     def restore(self) -> None:
         """Make everything as it was when the snapshot was taken."""
@@ -53,7 +55,7 @@ class Snapshot:
         for sources, values in self._pairs:
             torch._foreach_copy_(sources, values)
         torch.set_rng_state(self._cpu_rng)
-        for device, state in zip(self._devices, self._device_rng, strict=True):
+        for device, state in zip(self._devices, self._device_rng, strict=False):
             torch.get_device_module(device).set_rng_state(state, device)
         for module, training in zip(self._modules, self._modes, strict=True):
             if module.training != training:
@@ -87,6 +89,8 @@ class Quiet:
         self._others = list({id(p): p for p in everyones if id(p) not in ours}.values())
         self._others_grads: list[Tensor | None] = []
         self._autocast: torch.dtype | None = None
+        # While a CUDA graph is recorded: a random state for each look, all starting from where the first does.
+        self.spare: list[torch.Generator] = []
 
     def again(self, model: nn.Module | None, params: list[Tensor]) -> Quiet:
         """For the next step: this object, or a new one if model or parameters have changed."""
@@ -109,18 +113,27 @@ class Quiet:
         for p in self._others:
             p.grad = None
         self._before.restore()
+        self._draw_from(1)
 
     def settle(self) -> None:
         """After the last look: as after the first one."""
+        self._draw_from(0)
         if self._looked and self._after is not None:
             self._after.restore()
             self._give_back_gradients()
 
     def undo(self) -> None:
         """After an exception: as if the step had never begun."""
+        self._draw_from(0)
         self._before.restore()
         if self._looked:
             self._give_back_gradients()
+
+    def _draw_from(self, index: int) -> None:
+        """While recording: the next look's random state (1), or the one that training goes on with (0)."""
+        if len(self.spare) > index:
+            state = self.spare.pop(1) if index else self.spare[0]
+            torch.cuda.default_generators[state.device.index].graphsafe_set_state(state)
 
     def _give_back_gradients(self) -> None:
         for p, grad in zip(self._others, self._others_grads, strict=True):
@@ -181,6 +194,10 @@ class Quiet:
         torch.clear_autocast_cache()
         for module in self._sharded:
             module.reshard()
+
+
+def _recording(devices: Sequence[torch.device]) -> bool:
+    return any(d.type == "cuda" for d in devices) and torch.cuda.is_current_stream_capturing()
 
 
 def _modules_of(model: nn.Module | None) -> list[nn.Module]:

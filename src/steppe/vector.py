@@ -103,17 +103,19 @@ class Space:
         return torch.stack(sums).sum()
 
 
+Number = float | Tensor
+
+
 class Each:
     """One factor per parameter: how a hyperparameter that differs between parameter groups multiplies."""
 
-    def __init__(self, factors: Sequence[float]):
+    def __init__(self, factors: Sequence[Number]):
         self.factors = list(factors)
 
     def __mul__(self, other: Vector) -> Vector:
         return other * self
 
 
-Number = float | Tensor
 Scalar = Number | Each
 
 
@@ -180,7 +182,10 @@ class Vector:
         if isinstance(other, Vector):
             return self._new(torch._foreach_mul(self.tensors, other.tensors))
         if isinstance(other, Each):
-            return self._new(torch._foreach_mul(self.tensors, other.factors))
+            numbers = [factor for factor in other.factors if not isinstance(factor, Tensor)]
+            if len(numbers) < len(other.factors):
+                return self._new([t * f for t, f in zip(self.tensors, other.factors, strict=True)])
+            return self._new(torch._foreach_mul(self.tensors, numbers))
         _require_scalar(other)
         return self._sum(self._terms, _times(self._factor, other))
 

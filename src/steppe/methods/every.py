@@ -51,10 +51,20 @@ class Every(Method):
 
     def looks(self, ctx: Context) -> Looks:
         """The method's looks when its turn has come, one look otherwise."""
-        turn = math.floor(ctx.step / self.k)
-        if ctx.step > 0 and turn == math.floor((ctx.step - 1) / self.k):
+        turn = self._turn(ctx.step)
+        if turn is None:
             return (yield HERE).grad
         return (yield from self.method.looks(replace(ctx, step=turn)))
+
+    def _turn(self, step: int) -> int | None:
+        """How many turns the method has had, if it has one now."""
+        turn = math.floor(step / self.k)
+        return None if step > 0 and turn == math.floor((step - 1) / self.k) else turn
+
+    def phase(self, step: int) -> int | None:
+        turn = self._turn(step)
+        inner = -1 if turn is None else self.method.phase(turn)
+        return None if inner is None else inner + 1
 
     def memory(self, space: Space) -> Memory:
         """The method's."""

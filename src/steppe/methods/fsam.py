@@ -40,6 +40,9 @@ class FSAM(Method):
         ctx.note_gap()
         return there.grad
 
+    def phase(self, step: int) -> int | None:
+        return None if step == 0 else 0
+
     def memory(self, space: Space) -> Memory:
         """m."""
         return {"m": space.zeros()}

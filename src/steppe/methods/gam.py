@@ -120,9 +120,17 @@ class GAM(Method):
 
     def _optimizer(self, params: list[Tensor]) -> Optimizer:
         optimizer = self.optimizer(params)
+        group = optimizer.param_groups[0]
         if self.lr_times_period:
-            optimizer.param_groups[0]["lr"] *= self.period
+            group["lr"] *= self.period
+        if params[0].is_cuda and "fused" in group and group["foreach"] is None:
+            group["fused"] = True  # one kernel, and all of its state on the device
+            if "capturable" in group:
+                group["capturable"] = True
         return optimizer
+
+    def phase(self, step: int) -> int | None:
+        return 0 if self.gamma is not None else int(step % self.period == 0)
 
     def memory(self, space: Space) -> Memory:
         """γ and the γ-optimizer's state."""
@@ -162,7 +170,8 @@ def stepped(make: Callable[[list[Tensor]], Optimizer], state: dict[str, Any], gr
     optimizer = make([param])
     saved = {name.removeprefix("gamma."): v.clone() for name, v in state.items() if name.startswith("gamma.")}
     if saved:
-        optimizer.state[param] = saved
+        fused = optimizer.param_groups[0].get("fused")  # then the count of steps is on the device, else on the CPU
+        optimizer.state[param] = {k: v.to(param.device) if fused else v for k, v in saved.items()}
     param.grad = grad.to(param.dtype)
     optimizer.step()
     made = {f"gamma.{name}": v for name, v in optimizer.state[param].items() if isinstance(v, Tensor)}

@@ -56,6 +56,9 @@ class LookSAM(Method):
         g_v = ctx.memory["g_v"]
         return g + (self.alpha * g.norm() / (g_v.norm() + TINY)) * g_v
 
+    def phase(self, step: int) -> int | None:
+        return int(step % self.k == 0)
+
     def memory(self, space: Space) -> Memory:
         """g_v."""
         return {"g_v": space.zeros()}

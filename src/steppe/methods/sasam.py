@@ -71,6 +71,9 @@ class SASAM(Method):
         ctx.note_gap()
         return there.grad
 
+    def phase(self, step: int) -> int | None:
+        return None if step == 0 else 0
+
     def memory(self, space: Space) -> Memory:
         """The last weights, η and θ."""
         return {"w": space.zeros(), "eta": space.zero(), "theta": space.zero()}

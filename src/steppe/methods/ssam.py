@@ -75,11 +75,19 @@ class SSAM(Method):
         g = (yield HERE).grad
         mask = ctx.memory["mask"]
         turn = ctx.step - 1 if self.published else ctx.step
-        if turn >= 0 and turn % self.every == 0:
+        if self._makes_mask(turn):
             mask = (yield from self._fisher(g)) if self.rule == "fisher" else self._dynamic(ctx, g, first=turn == 0)
             ctx.remember(mask=mask)
         there = yield Look(self.rho * (mask * ascent(g)))
         return there.grad
+
+    def _makes_mask(self, turn: int) -> bool:
+        return turn >= 0 and turn % self.every == 0
+
+    def phase(self, step: int) -> int | None:
+        turn = step - 1 if self.published else step
+        changes = self.rule == "dynamic" and (turn == 0 or self.total is not None)  # how many weights, every time
+        return None if self._makes_mask(turn) and changes else int(self._makes_mask(turn))
 
     def _fisher(self, like: Vector) -> Looks:
         score = 0.0 * like
