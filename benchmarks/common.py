@@ -114,6 +114,9 @@ CASES = {
     "resnet18": Case(resnet18, (3, 32, 32), {"cpu": 8, "cuda": 128}),
     "transformer": Case(Transformer, (32,), {"cpu": 16, "cuda": 128}, tokens=256),
 }
+LARGE = {  # for a GPU's memory: a billion parameters
+    "transformer-1b": Case(lambda: Transformer(width=2048, depth=20), (32,), {"cpu": 1, "cuda": 8}, tokens=256),
+}
 
 
 # Timing

@@ -84,10 +84,10 @@ def main() -> None:
     device, case = pick_device(args.device), CASES[args.model]
     if args.batch is not None:
         case = replace(case, batch={device.type: args.batch})
-    base, _ = peak_bytes(case, contender(steppe.Plain()), device)
+    base, *_ = peak_bytes(case, contender(steppe.Plain()), device)
     records: list[dict[str, Any]] = []
     for name, method in methods().items():
-        peak, size = peak_bytes(case, contender(method), device)
+        peak, _, size = peak_bytes(case, contender(method), device)
         declared = looks_of(name, method)
         copies = (peak - base) / size
         over_bare = time_one(name, method, case, device, args)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import problems
 import steppe
@@ -168,6 +169,18 @@ def test_hooks_fire_once():
     assert state.pop("extra") == 1
     opt.load_state_dict(state)
     assert fired == ["pre", "base", "post", "saving", "loading", "loaded"]
+
+
+def test_hooks_of_all_optimizers_fire_once():
+    """torch's global hooks: for the base's step, not for the wrapper's and the base's."""
+    model, opt = make()
+    fired = []
+    handle = register_optimizer_step_post_hook(lambda o, a, k: fired.append(type(o).__name__))
+    try:
+        opt.step(**problems.steps(1)[0].closures(model))
+    finally:
+        handle.remove()
+    assert fired == ["SGD"]
 
 
 def test_a_hook_on_the_base_sees_only_the_direction():

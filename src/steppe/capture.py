@@ -182,6 +182,7 @@ class Captured:
             self._between()
         self._scaler.step(self._opt)
         self._scaler.update()
+        self._opt.zero_grad()  # a step that was skipped leaves gradients that nobody may use
 
     # Recorded
 
@@ -355,6 +356,7 @@ def _make_recordable(opt: SharpnessAware) -> bool:
             group["fused"], group["foreach"] = True, None
         if "capturable" in group:
             group["capturable"] = True
+            base._warned_capturable_if_run_uncaptured = True
     for p, state in base.state.items():
         if isinstance(state.get("step"), Tensor):
             state["step"] = state["step"].to(p.device)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from . import __version__
 from .curvature.command import register as register_measuring
+from .lab.command import register as register_lab
 from .method import Method
 from .methods import find
 
@@ -27,6 +28,7 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
 
 
 register_measuring(app)
+register_lab(app)
 
 
 @app.command()

@@ -100,6 +100,7 @@ class SharpnessAware(Optimizer):
         self._begun = False
         self._room: Vector | None = None  # memory for a copy of the weights, likewise
         self._generators: Generators = {}  # of the method's draws, likewise
+        self._space_before: Space | None = None  # the last step's, likewise
         self._lr_set: Any = None  # the learning rate the method has set
         self._scaler_steps = False  # a GradScaler is calling
         Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
@@ -278,6 +279,13 @@ class SharpnessAware(Optimizer):
         ``step(closure, ...)`` looks around first: it is ``gradient(closure, ...)`` and ``step()`` in one, and
         returns the loss at w. (Directly after `gradient` or `passes`, a closure is only called, as trainers expect.)
         """
+        hooked = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        return (self._step_with_hooks if hooked else self._step)(closure, **batches)
+
+    # torch wraps a step to run hooks. The base's is wrapped: hooks for all optimizers must not run twice.
+    step.hooked = True
+
+    def _step(self, closure: Closures | None = None, **batches: Any) -> Any:
         self._close()
         loss, by_scaler, self._scaler_steps = None, self._scaler_steps, False
         if closure is not None and self._pending is None:
@@ -308,6 +316,8 @@ class SharpnessAware(Optimizer):
         self.param_groups[0][_STEP] = self.steps + 1
         self._mark_gradients_used()
         return loss
+
+    _step_with_hooks = Optimizer.profile_hook_step(_step)
 
     def _set_lr(self, lr: Tensor) -> None:
         takes_tensor = all(group.get("fused") or group.get("capturable") for group in self.param_groups)
@@ -403,6 +413,7 @@ class SharpnessAware(Optimizer):
             "_begun": False,
             "_room": None,
             "_generators": {},
+            "_space_before": None,
             "_pending": None,
             "_lr_set": None,
         }
@@ -422,7 +433,11 @@ class SharpnessAware(Optimizer):
         params = self._trainable()
         if not params:
             raise RuntimeError("the base optimizer has no parameter that requires a gradient")
-        return Space(params, self._by_group("perturb", True), self._by_group("adaptive", True))
+        special = any("perturb" in group or "adaptive" in group for group in self.param_groups)
+        flags = (self._by_group("perturb", True), self._by_group("adaptive", True)) if special else (None, None)
+        if self._space_before is None or not self._space_before.fits(params, *flags):
+            self._space_before = Space(params, *flags)
+        return self._space_before
 
     def _by_group(self, key: str, default: Any = None) -> list[Any]:
         """What each trainable parameter's group says."""

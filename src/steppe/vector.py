@@ -14,7 +14,6 @@ tensor(25.)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 TINY = 1e-12  # guards every division by a norm
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
+_LARGE = 1 << 17  # entries of a tensor that is worth a kernel of its own
 _MOST_TERMS = 4  # that a vector keeps apart before it multiplies them out
 
 
@@ -48,10 +48,17 @@ class Space:
         self.adaptive = None if adaptive is None or all(adaptive) else list(adaptive)
         groups = [_shard_groups(p) for p in self.params]
         self._shard_groups = groups if any(groups) else None
-        self._in_one_place = not any(groups) and len({p.device for p in self.params}) <= 1
+        self._devices = [p.device for p in self.params]
+        self._in_one_place = not any(groups) and len(set(self._devices)) <= 1
 
     def __reduce__(self):  # process groups cannot be pickled; they follow from the parameters
         return Space, (self.params, self.perturbed, self.adaptive)
+
+    def fits(self, params: list[Tensor], perturbed: Sequence[bool] | None, adaptive: Sequence[bool] | None) -> bool:
+        """Whether a space made of these would be this one."""
+        same = len(params) == len(self.params) and all(a is b for a, b in zip(params, self.params, strict=True))
+        plain = (perturbed, adaptive, self.perturbed, self.adaptive) == (None, None, None, None)
+        return same and plain and [p.device for p in params] == self._devices
 
     def vector(self, tensors: Iterable[Tensor | None]) -> Vector:
         """Collect one tensor per parameter; a missing one is zero."""
@@ -265,9 +272,13 @@ class Vector:
 
     def add_(self, other: Vector) -> None:
         """Add another vector to the entries, without room for a third one."""
+        self.move_(self, other)
+
+    def move_(self, start: Vector, offset: Vector) -> None:
+        """Become start + offset, without room for a third vector."""
         mine, self._norm = self.tensors, None
-        factor, theirs = other._scaled()
-        _add_scaled(mine, theirs, factor)
+        factor, theirs = offset._scaled()
+        _add_scaled(mine, start.tensors, theirs, factor)
 
     def mul_(self, factor: Tensor) -> None:
         """Multiply the entries by a number."""
@@ -328,11 +339,6 @@ def _times(a: Number, b: Number) -> Number:
     return b if _is_one(a) else a if _is_one(b) else a * b
 
 
-def _one_pass(factor: Number, tensors: list[Tensor]) -> TypeGuard[Tensor]:
-    """Whether a += factor * b is best done in one pass, tensor by tensor: on a CPU (a GPU likes two fused kernels)."""
-    return isinstance(factor, Tensor) and all(t.is_cpu and t.dtype == factor.dtype for t in tensors)
-
-
 def _multiplied_out(terms: list[tuple[Number, list[Tensor]]], factor: Number) -> list[Tensor]:
     """The entries of factor · Σ fᵢ tensorsᵢ, as new tensors (or the only ones there are)."""
     (first, tensors), *rest = terms
@@ -344,30 +350,53 @@ def _multiplied_out(terms: list[tuple[Number, list[Tensor]]], factor: Number) ->
     else:
         total = _scaled(tensors, first, fresh=True)
     for f, tensors in rest:
-        _add_scaled(total, tensors, f)
-    return _scaled(total, factor)
+        _add_scaled(total, total, tensors, f)
+    return _scaled(total, factor, in_place=True)
 
 
-def _add_scaled(targets: list[Tensor], tensors: list[Tensor], factor: Number) -> None:
-    """targets += factor · tensors, in place."""
-    if _is_one(factor):
-        torch._foreach_add_(targets, tensors)
-    elif _one_pass(factor, tensors):
-        for target, tensor in zip(targets, tensors, strict=True):
-            target.addcmul_(tensor, factor)
-    else:
-        for part in _parts(tensors):
-            torch._foreach_add_(targets[part], _scaled(tensors[part], factor))
+def _alone(tensor: Tensor, factor: Number) -> bool:
+    if isinstance(factor, Tensor) and (factor.dtype != tensor.dtype or factor.device != tensor.device):
+        return False
+    return tensor.is_cpu or tensor.numel() >= _LARGE
 
 
-def _scaled(tensors: list[Tensor], factor: Number, fresh: bool = False) -> list[Tensor]:
+def _add_scaled(targets: list[Tensor], sources: list[Tensor], tensors: list[Tensor], factor: Number) -> None:
+    """targets = sources + factor · tensors, without room for more. Targets and sources may be the same.
+
+    Large tensors, and all on a CPU, go one by one, in one pass over memory; small ones on a GPU together, in a few
+    kernels.
+    """
+    together: list[int] = []
+    for i, (target, source, tensor) in enumerate(zip(targets, sources, tensors, strict=True)):
+        if not _alone(tensor, factor):
+            together.append(i)
+        elif isinstance(factor, Tensor):
+            torch.addcmul(source, tensor, factor, out=target)
+        else:
+            torch.add(source, tensor, alpha=factor, out=target)
+    if not together:
+        return
+    targets, sources, tensors = ([list_[i] for i in together] for list_ in (targets, sources, tensors))
+    if any(a is not b for a, b in zip(targets, sources, strict=True)):
+        torch._foreach_copy_(targets, sources)
+    for part in _parts(tensors):
+        torch._foreach_add_(targets[part], _scaled(tensors[part], factor))
+
+
+def _scaled(tensors: list[Tensor], factor: Number, fresh: bool = False, in_place: bool = False) -> list[Tensor]:
+    """The tensors times a factor: as new ones, unless they may be used or written over."""
     if _is_one(factor) and not fresh:
         return tensors
-    if not isinstance(factor, Tensor):
-        return list(torch._foreach_mul(tensors, factor))
     first = tensors[0]
-    if all(t.device == first.device and t.dtype not in _LOW_PRECISION for t in tensors):
-        return list(torch._foreach_mul(tensors, factor.to(first.device)))
+    if isinstance(factor, Tensor):
+        factor = factor.to(first.device)
+    if not isinstance(factor, Tensor) or all(
+        t.device == first.device and t.dtype not in _LOW_PRECISION for t in tensors
+    ):
+        if in_place:
+            torch._foreach_mul_(tensors, factor)
+            return tensors
+        return list(torch._foreach_mul(tensors, factor))
     # Low precision: a 0-d factor would be rounded to the entries' dtype first, where 1e-12 is zero.
     on = {t.device: factor.to(t.device, non_blocking=True) for t in tensors}
     return [(t.to(torch.promote_types(t.dtype, torch.float32)) * on[t.device]).to(t.dtype) for t in tensors]

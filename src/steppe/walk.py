@@ -137,11 +137,10 @@ class Walk:
         product = ask if isinstance(ask, HVP) else None
         look = ask.at if isinstance(ask, HVP) else ask
         with torch.no_grad():
-            if self.home is not None:
-                self._weights.copy_(self.home)
             if look.offset is not None:
-                self._start()
-                self._weights.add_(look.offset.perturbed())
+                self._weights.move_(self._start(), look.offset.perturbed())
+            elif self.home is not None:
+                self._weights.copy_(self.home)
         if self.home is not None:
             self._quiet.weights_moved()
         return Pass(index, look.batch, look.sample, product=product)

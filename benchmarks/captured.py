@@ -1,0 +1,272 @@
+"""What recording a whole step as one CUDA graph saves.
+
+    python benchmarks/captured.py [--models mlp-3 cnn-5 ...] [--seconds S] [--results FOLDER]
+
+On the small nets of Generalization Aware Minimization (batch 100) and on ResNet-18 (batch 128), random images: a
+plain step, SAM and GAM, run eagerly and recorded; SAM by the best peer; five recorded SAM steps at once on five
+streams; GAM as a person would write it first, by differentiating through its whole step. All in one run, timed in
+turn, medians and quartiles of milliseconds; the ratios that are claimed stand beside their targets. Beside them
+the ceiling: what two passes' multiplications take at the rate that this device reaches on large matrices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import RESULTS, Spread, Step, environment, interleaved, pick_device, ratios, show_table, write_json
+from contenders import peers
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import steppe
+from steppe.lab.models import build
+from steppe.method import HERE, Look, Method, ascent
+
+SEEDS = 5
+BATCH = {"resnet-18": 128}
+# (what, over what, target by model): what is at most, or (with a leading "-") at least, so many times the other.
+TARGETS: list[tuple[str, str, str, dict[str, float]]] = [
+    ("steppe SAM, eager", "two bare passes", "<=", {"resnet-18": 1.05}),
+    ("SAM, captured", "base, captured", "<=", {"mlp-3": 2.3, "cnn-5": 2.1, "cnn-14": 2.1, "resnet-18": 2.1}),
+    ("best peer's SAM, eager", "SAM, captured", ">=", {"mlp-3": 8, "cnn-5": 5, "cnn-14": 2.4, "resnet-18": 1.5}),
+    ("best peer's SAM, eager", "SAM, captured, per seed", ">=", {"mlp-3": 20, "cnn-5": 18, "cnn-14": 5}),
+    ("GAM, captured", "base, captured", "<=", dict.fromkeys(("mlp-3", "cnn-5", "cnn-14", "resnet-18"), 7.0)),
+    ("GAM through its step, eager", "GAM, captured", ">=", {"cnn-5": 7}),
+]
+
+
+@dataclass(frozen=True)
+class Ring(Method):
+    """A method of k looks that does next to nothing else: what a look costs."""
+
+    k: int = 2
+    cost = 0  # not fixed: as many as k
+
+    def looks(self, ctx):
+        """Look k times; step along the last."""
+        seen = yield HERE
+        for _ in range(self.k - 1):
+            seen = yield Look(0.01 * ascent(seen.grad))
+        return seen.grad
+
+
+def through_the_step(model: nn.Module, loss: Callable[[], Tensor], other: Callable[[], Tensor]) -> Step:
+    """GAM with T = 2 by double backward through the whole step, as one would write it first."""
+    params = list(model.parameters())
+    base = torch.optim.Adam(params, lr=1e-3)
+    gamma = torch.zeros(2, device=params[0].device, requires_grad=True)
+    tune = torch.optim.Adam([gamma], lr=1e-3)
+    eps = 1e-3
+
+    def grads(f: Callable[[], Tensor], at: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        with torch.nn.utils.stateless._reparametrize_module(model, at):
+            value = f()
+        return torch.autograd.grad(value, list(at.values()), create_graph=True)
+
+    names = [name for name, _ in model.named_parameters()]
+
+    def step() -> None:
+        here: dict[str, Tensor] = dict(zip(names, params, strict=True))
+        d1 = grads(loss, here)
+        moved = {n: p + eps * d for n, p, d in zip(names, params, d1, strict=True)}
+        d2 = [(a - b) / eps for a, b in zip(grads(loss, moved), d1, strict=True)]
+        at = {n: p + gamma[0] * a + gamma[1] * b for n, p, a, b in zip(names, params, d1, d2, strict=True)}
+        g, g_bar = grads(loss, at), grads(other, at)
+        discrepancy = -torch.stack([(a * b).sum() for a, b in zip(g, g_bar, strict=True)]).sum()
+        (gamma.grad,) = torch.autograd.grad(discrepancy, [gamma])
+        tune.step()
+        for p, d in zip(params, g, strict=True):
+            p.grad = d.detach()
+        base.step()
+
+    return step
+
+
+class Bench:
+    """All contenders on one model."""
+
+    def __init__(self, name: str, device: torch.device):
+        torch.manual_seed(0)
+        self.name, self.device, self.batch = name, device, BATCH.get(name, 100)
+        self.start = build(name, (3, 32, 32), 10).to(device)
+        self.x, self.x2 = (torch.rand(self.batch, 3, 32, 32, device=device) for _ in range(2))
+        self.y, self.y2 = (torch.randint(10, (self.batch,), device=device) for _ in range(2))
+
+    def fast(self, compiled: bool) -> tuple[nn.Module, Callable[..., Tensor]]:
+        """A copy of the model, channels last, and its loss."""
+        model = copy.deepcopy(self.start)
+        for p in model.parameters():
+            if p.dim() == 4:
+                p.data = p.data.contiguous(memory_format=torch.channels_last)
+        called = torch.compile(model) if compiled else model
+        return model, lambda x, y: F.cross_entropy(called(x), y)
+
+    def step_of(self, method: Method, captured: bool, compiled: bool = False) -> Step:
+        """A step by steppe."""
+        model, loss = self.fast(compiled)
+        opt = steppe.SharpnessAware(torch.optim.Adam(model.parameters(), lr=1e-3, fused=True), method, model=model)
+        batch = (self.x.contiguous(memory_format=torch.channels_last), self.y)
+        other = (self.x2.contiguous(memory_format=torch.channels_last), self.y2)
+        second: dict[str, Any] = {"auxiliary": other} if "auxiliary" in method.needs else {}
+        if captured:
+            step = steppe.capture(loss, opt)
+            for _ in range(4):
+                step(*batch, **second)
+            if not step.how.startswith("replayed"):
+                raise SystemExit(step.how)
+            return lambda: step(*batch, **second)
+        closures = {name: lambda b=b: loss(*b) for name, b in second.items()}
+        return lambda: opt.step(lambda: loss(*batch), **closures)
+
+    def at_once(self, method: Method, seeds: int, compiled: bool) -> Step:
+        """One step of several models, each on a stream of its own."""
+        streams = [torch.cuda.Stream(self.device) for _ in range(seeds)]
+        steps = []
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                steps.append(self.step_of(method, True, compiled))
+        torch.cuda.synchronize()
+
+        def all_of_them() -> None:
+            for stream, step in zip(streams, steps, strict=True):
+                with torch.cuda.stream(stream):
+                    step()
+
+        return all_of_them
+
+    def bare(self, passes: int) -> Step:
+        """So many passes and the base's step, no method."""
+        model, loss = self.fast(False)
+        base = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        x = self.x.contiguous(memory_format=torch.channels_last)
+
+        def step() -> None:
+            for _ in range(passes):
+                base.zero_grad()
+                loss(x, self.y).backward()
+            base.step()
+
+        return step
+
+    def peer(self, make: Callable[..., Step]) -> Step:
+        """A peer's way: as its users run it, SGD, eager, the usual memory layout."""
+        model = copy.deepcopy(self.start)
+        return make(model, lambda: F.cross_entropy(model(self.x), self.y))
+
+    def contenders(self) -> dict[str, Step]:
+        """All ways to step, by name."""
+        sam, gam = steppe.SAM(), steppe.GAM()
+        model = copy.deepcopy(self.start)
+        steps = {
+            "base, eager": self.bare(1),
+            "two bare passes": self.bare(2),
+            "steppe SAM, eager": self.step_of(sam, False),
+            "steppe GAM, eager": self.step_of(gam, False),
+            "base, captured": self.step_of(steppe.Plain(), True),
+            "SAM, captured": self.step_of(sam, True),
+            "GAM, captured": self.step_of(gam, True),
+            "SAM, captured and compiled": self.step_of(sam, True, True),
+            f"SAM, captured, {SEEDS} at once": self.at_once(sam, SEEDS, False),
+            f"SAM, captured and compiled, {SEEDS} at once": self.at_once(sam, SEEDS, True),
+            "GAM through its step, eager": through_the_step(
+                model, lambda: F.cross_entropy(model(self.x), self.y), lambda: F.cross_entropy(model(self.x2), self.y2)
+            ),
+        }
+        for name, make in peers("SAM").items():
+            try:
+                steps[f"{name}'s SAM, eager"] = self.peer(make)
+            except ImportError:
+                print(f"not installed, left out: {name}")
+        return steps
+
+    def flops(self) -> float:
+        """Floating-point operations of one forward and backward pass."""
+        _, loss = self.fast(False)
+        with FlopCounterMode(display=False) as counter:
+            loss(self.x, self.y).backward()
+        return counter.get_total_flops()
+
+
+def derived(times: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Times that the claims speak of, from those measured."""
+    best = min((n for n in times if n.endswith("'s SAM, eager")), key=lambda n: sum(times[n]))
+    per_seed = min((n for n in times if n.endswith("at once")), key=lambda n: sum(times[n]))
+    return {
+        **times,
+        "best peer's SAM, eager": times[best],
+        "SAM, captured, per seed": [t / SEEDS for t in times[per_seed]],
+    }
+
+
+def claims(model: str, times: dict[str, list[float]]) -> list[dict[str, Any]]:
+    rows = []
+    for what, over, sign, targets in TARGETS:
+        if model in targets and what in times and over in times:
+            ratio = Spread.of(ratios(times[what], times[over]))
+            met = ratio.median <= targets[model] if sign == "<=" else ratio.median >= targets[model]
+            claim = {"what": what, "over": over, "ratio": asdict(ratio), "target": f"{sign} {targets[model]}"}
+            rows.append({"model": model, **claim, "met": met})
+    return rows
+
+
+def matmul_rate(device: torch.device) -> float:
+    """Floating-point operations a second on large matrices, in the precision of this run."""
+    a = torch.randn(8192, 8192, device=device)
+    seconds = interleaved({"matmul": lambda: a @ a}, device, 10, 1.0)["matmul"]
+    return 2 * 8192**3 / sorted(seconds)[len(seconds) // 2]
+
+
+def main() -> None:
+    names = ["mlp-3", "cnn-5", "cnn-14", "resnet-18"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=names, default=names)
+    parser.add_argument("--seconds", type=float, default=8.0, help="time for one model")
+    parser.add_argument("--no-tf32", action="store_true")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
+    args = parser.parse_args()
+    device = pick_device("cuda")
+    torch.set_float32_matmul_precision("highest" if args.no_tf32 else "high")
+    torch.backends.cudnn.allow_tf32 = not args.no_tf32
+    rate = matmul_rate(device)
+    records, claimed, looks = [], [], []
+    for name in args.models:
+        bench = Bench(name, device)
+        steps = bench.contenders()
+        times = interleaved(steps, device, None, args.seconds)
+        flops = bench.flops()
+        for who, seconds in times.items():
+            records.append({"model": name, "contender": who, "milliseconds": asdict(Spread.of(seconds, 1e3))})
+        claimed += claims(name, derived(times))
+        ceiling = {"model": name, "flops_of_a_pass": flops, "ceiling_of_two_passes_ms": 2e3 * flops / rate}
+        records.append(ceiling)
+        rows = [[who, f"{Spread.of(t, 1e3).median:.3f}"] for who, t in derived(times).items()]
+        rows.append(["ceiling of two passes", f"{2e3 * flops / rate:.3f}"])
+        show_table(f"{name}, batch {bench.batch}", ["step", "ms"], rows)
+        del steps
+        if name == "cnn-5":
+            rings = {str(k): bench.step_of(Ring(k), True) for k in range(1, 9)}
+            for k, seconds in interleaved(rings, device, None, 3.0).items():
+                looks.append({"model": name, "looks": int(k), "milliseconds": asdict(Spread.of(seconds, 1e3))})
+            per_look = [r["milliseconds"]["median"] / r["looks"] for r in looks]
+            print("ms per look, 1 to 8 looks:", " ".join(f"{t:.3f}" for t in per_look))
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
+    rows = []
+    for c in claimed:
+        ratio, met = f"{c['ratio']['median']:.2f}", "yes" if c["met"] else "NO"
+        rows.append([f"{c['model']}: {c['what']} / {c['over']}", ratio, c["target"], met])
+    show_table("claims", ["ratio", "measured", "target", "met"], rows)
+    content = {"environment": environment(device), "tf32": not args.no_tf32, "matmul_flops_per_second": rate}
+    write_json(args.results / "captured-cuda.json", {**content, "claims": claimed, "looks": looks, "results": records})
+
+
+if __name__ == "__main__":
+    main()
