@@ -217,9 +217,10 @@ def steppe_distance(a, b):
 def test_bases(base, exact):
     """Adam, AdamW and RMSprop whole; Adagrad's own step runs as ever."""
     method, days = steppe.GSAM(), data("cuda", 30)
-    settings = {"capturable": True} if base is torch.optim.RMSprop else {}
+    # Small gradients over small eps would magnify the rounding of the learning rate, a float32 when recorded.
+    settings = {"capturable": True, "eps": 1e-2} if base is torch.optim.RMSprop else {}
     eager, _ = run_eager(method, days, clip=True, base=base, **settings)
-    captured, _, step = run_captured(method, days, clip=True, base=base)
+    captured, _, step = run_captured(method, days, clip=True, base=base, **settings)
     whole = base is not torch.optim.Adagrad
     assert ("the whole step" in step.how) == whole
     assert torch.allclose(problems.weights(eager), problems.weights(captured), rtol=1e-4, atol=1e-6)
