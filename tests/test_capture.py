@@ -349,3 +349,30 @@ def test_what_cannot_be_recorded_says_so_and_runs_as_ever(exact):
         ends.append(everything(model)[:-1])
     assert step.how.startswith("as ever: recording failed")
     assert same(*ends)
+
+
+# Functions
+
+
+def test_a_function_on_a_cpu_is_itself():
+    total = torch.zeros(())
+    add = steppe.replay.Replay(lambda x: total.add_(x.sum()))
+    for n in (1, 2, 3, 4):
+        add(torch.full((2,), float(n)))
+    assert total == 20
+
+
+@pytest.mark.cuda
+def test_a_function_is_replayed(exact):
+    calls, total = [], torch.zeros((), device="cuda")
+
+    def f(x):
+        calls.append(1)
+        return total.add_((x**2).sum())
+
+    replay = steppe.replay.Replay(f)
+    xs = [torch.full((3,), float(n), device="cuda") for n in range(8)]
+    for x in xs:
+        replay(x)
+    assert total == sum(3 * n * n for n in range(8)) and len(calls) == 3
+    assert replay(torch.ones(1, device="cuda")) == sum(3 * n * n for n in range(8)) + 1

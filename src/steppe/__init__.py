@@ -1,6 +1,6 @@
 """steppe: sharpness-aware training that works under everything people train with."""
 
-from . import methods
+from . import methods, replay
 from .auxiliary import with_auxiliary
 from .capture import Captured, capture
 from .method import (
@@ -57,5 +57,5 @@ __all__ = [
     "Captured", "Context", "DetSAM", "EntropySGD", "Every", "FrobSAM", "GNAMFast", "Look", "LookSAM", "Looks", "Memory",
     "Method", "Number", "Pass", "Plain", "ProductSAM", "Schedule", "Seen", "SharpnessAware", "Space", "TraceSAM",
     "UniversalSAM", "Vector", "adaptive_ascent", "ascent", "by_name", "capture", "drive", "linear_in_lr",
-    "method_names", "methods", "reject", "reusing", "unit", "with_auxiliary", "wrap",
+    "method_names", "methods", "reject", "replay", "reusing", "unit", "with_auxiliary", "wrap",
 ]  # fmt: skip

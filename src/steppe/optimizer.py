@@ -9,8 +9,6 @@ between backward and step (unscale, clip, log, skip) stays where it always was.
 from __future__ import annotations
 
 import contextlib
-import math
-import warnings
 import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -19,10 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim import Optimizer
 
-from . import distributed
+from . import checks, distributed
 from .draws import Draws, Generators, seed_of
 from .evaluate import Closures, evaluate, hessian_product
 from .memory import Store
@@ -81,16 +78,7 @@ class SharpnessAware(Optimizer):
         hvp: Literal["forward", "central", "exact"] = "forward",
         seed: int = 0,
     ):
-        if not isinstance(base, Optimizer):
-            raise TypeError(f"base must be a torch.optim.Optimizer, not {base!r}; build it first, then wrap it")
-        if isinstance(base, (LBFGS, SparseAdam, SharpnessAware)):
-            raise TypeError(f"{type(base).__name__} cannot be the base: it does not step on one dense gradient")
-        if not isinstance(method, Method):
-            raise TypeError(f"method must be a method such as SAM(), not {method!r}; by name: steppe.wrap")
-        if local and not isinstance(model, DistributedDataParallel):
-            raise ValueError("local=True needs model=, wrapped in DistributedDataParallel (FSDP2 cannot look locally)")
-        if hvp not in ("forward", "central", "exact"):
-            raise ValueError(f'hvp must be "forward", "central" or "exact", not {hvp!r}')
+        checks.check_settings(base, method, model, local, hvp, SharpnessAware)
         self.base, self.method, self.model, self.local, self.hvp = base, method, model, local, hvp
         self.metrics: dict[str, Any] = {}
         self._store = Store()
@@ -105,7 +93,7 @@ class SharpnessAware(Optimizer):
         self._scaler_steps = False  # a GradScaler is calling
         Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
         for group in self.param_groups:
-            self._check_group(group)
+            checks.check_group(group)
         self.param_groups[0].setdefault(_STEP, 0)
         self.param_groups[0].setdefault(_SEED, seed)
 
@@ -118,7 +106,7 @@ class SharpnessAware(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the base optimizer."""
         self.base.add_param_group(param_group)
-        self._check_group(self.param_groups[-1])
+        checks.check_group(self.param_groups[-1])
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -153,7 +141,7 @@ class SharpnessAware(Optimizer):
         ``look.report(loss)``.
         """
         self._close()
-        self._refuse_leftover_gradients()
+        checks.refuse_leftover_gradients(self._trainable())
         if self.hvp == "exact" and "hvp" in self.method.needs:
             raise RuntimeError(
                 'hvp="exact" needs a closure that returns a graph: use step(closure) or gradient(closure)'
@@ -183,7 +171,7 @@ class SharpnessAware(Optimizer):
         """
         self._close()
         if not first_done:
-            self._refuse_leftover_gradients()
+            checks.refuse_leftover_gradients(self._trainable())
         elif all(p.grad is None for p in self._trainable()):
             raise RuntimeError("first_done=True, but no parameter has a gradient: run backward first")
         batches: dict[str, Any] = {"main": closure, "auxiliary": auxiliary, "sample": sample}
@@ -314,7 +302,7 @@ class SharpnessAware(Optimizer):
         self._store.keep(space.params, ctx.remembered)
         self.metrics = ctx.metrics
         self.param_groups[0][_STEP] = self.steps + 1
-        self._mark_gradients_used()
+        checks.mark_used(self._trainable())
         return loss
 
     _step_with_hooks = Optimizer.profile_hook_step(_step)
@@ -340,7 +328,7 @@ class SharpnessAware(Optimizer):
         self.base.zero_grad(set_to_none=set_to_none)
         if self._open is None or self._open() is None:  # a closure may call this during a look
             self._pending = None
-            self._mark_gradients_used()
+            checks.mark_used(self._trainable())
 
     # A step that is recorded once and replayed: see capture.py
 
@@ -449,35 +437,6 @@ class SharpnessAware(Optimizer):
         if run is not None and not run.gi_running:
             run.close()
         self._open = None
-
-    def _mark_gradients_used(self) -> None:
-        for p in self._trainable():
-            if p.grad is not None:
-                p.grad.used_at_version = p.grad._version  # pyright: ignore[reportAttributeAccessIssue]
-
-    def _refuse_leftover_gradients(self) -> None:
-        """Gradients of an unfinished accumulation would be lost silently; those of the last step are used up."""
-        grads = [p.grad for p in self._trainable() if p.grad is not None]
-        if any(getattr(g, "used_at_version", None) != g._version and bool(local(g).any()) for g in grads):
-            raise RuntimeError(
-                "parameters hold gradients that no step has used, and looking around would drop them. To "
-                "accumulate, loop over the micro-batches inside the closure or the passes() body, or give a "
-                "list of closures; if the gradient at w is there already, use gradient(closure, "
-                "first_done=True); otherwise call zero_grad() first"
-            )
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        rho = group.get("rho", 0.0)
-        if not isinstance(rho, (int, float)) or not (math.isfinite(rho) and rho >= 0):
-            raise ValueError(f"a parameter group's rho must be a finite number, not negative, got {rho!r}")
-        if any(p.is_complex() for p in group["params"]):
-            raise TypeError("complex parameters are not supported; keep torch.view_as_real(p) as the parameter")
-        if any(p.dtype in (torch.float16, torch.bfloat16) for p in group["params"]):
-            warnings.warn(
-                "half-precision parameters round most of a small perturbation away; keep them in float32 and use "
-                "torch.autocast (or FSDP2's MixedPrecisionPolicy), or take a much larger rho",
-                stacklevel=3,
-            )
 
 
 def wrap(base: Optimizer, method: str | Method, model: nn.Module | None = None, **settings: Any) -> SharpnessAware:

@@ -19,7 +19,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from .vector import by_kind, local
+from .lists import by_kind
+from .vector import local
 
 
 class Snapshot:

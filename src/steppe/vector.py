@@ -1,7 +1,7 @@
 """Vectors in weight space: one local tensor per parameter, and arithmetic.
 
-Methods are written with `+ - * / @ norm` on vectors and never see a tensor list, a shard or a device. This
-is the only file that says ``_foreach``. Nothing here waits for the device.
+Methods are written with `+ - * / @ norm` on vectors and never see a tensor list, a shard or a device. Only this
+file, `lists` below it and `quiet` say ``_foreach``. Nothing here waits for the device.
 
 >>> import torch
 >>> v = Vector([torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])])
@@ -13,15 +13,15 @@ tensor(25.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from .lists import LOW_PRECISION, Number, add_scaled, dot, is_one, multiplied_out, times
+
 TINY = 1e-12  # guards every division by a norm
-_LOW_PRECISION = (torch.float16, torch.bfloat16)
-_LARGE = 1 << 17  # entries of a tensor that is worth a kernel of its own
 _MOST_TERMS = 4  # that a vector keeps apart before it multiplies them out
 
 
@@ -88,8 +88,8 @@ class Space:
     def dot(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
         """Inner product of two tensor lists."""
         if self._in_one_place:
-            return _dot(a, b)
-        return self.total([_dot([x], [y]) for x, y in zip(a, b, strict=True)])
+            return dot(a, b)
+        return self.total([dot([x], [y]) for x, y in zip(a, b, strict=True)])
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         """Sum of one number per parameter, over devices, shards and the ranks that hold them."""
@@ -108,9 +108,6 @@ class Space:
                 torch.distributed.all_reduce(partial, group=group)
             sums.append(partial)
         return torch.stack(sums).sum()
-
-
-Number = float | Tensor
 
 
 class Each:
@@ -153,8 +150,8 @@ class Vector:
     @property
     def tensors(self) -> list[Tensor]:
         """The entries, one local tensor per parameter. Treat them as read-only."""
-        if not _is_one(self._factor) or len(self._terms) > 1 or not _is_one(self._terms[0][0]):
-            self._terms, self._factor = [(1.0, _multiplied_out(self._terms, self._factor))], 1.0
+        if not is_one(self._factor) or len(self._terms) > 1 or not is_one(self._terms[0][0]):
+            self._terms, self._factor = [(1.0, multiplied_out(self._terms, self._factor))], 1.0
         return self._terms[0][1]
 
     def _scaled(self) -> tuple[Number, list[Tensor]]:
@@ -162,7 +159,7 @@ class Vector:
         if len(self._terms) > 1:
             return 1.0, self.tensors
         factor, tensors = self._terms[0]
-        return _times(self._factor, factor), tensors
+        return times(self._factor, factor), tensors
 
     # Arithmetic
 
@@ -177,10 +174,10 @@ class Vector:
             else:
                 terms[same] = (terms[same][0] + factor, tensors)
         # A sum that grew with every look would hold all that was ever seen.
-        return self._sum(terms) if len(terms) <= _MOST_TERMS else self._new(_multiplied_out(terms, 1.0))
+        return self._sum(terms) if len(terms) <= _MOST_TERMS else self._new(multiplied_out(terms, 1.0))
 
     def _distributed(self) -> list[tuple[Number, list[Tensor]]]:
-        return [(_times(self._factor, factor), tensors) for factor, tensors in self._terms]
+        return [(times(self._factor, factor), tensors) for factor, tensors in self._terms]
 
     def __sub__(self, other: Vector | float) -> Vector:
         return self + -other
@@ -194,7 +191,7 @@ class Vector:
                 return self._new([t * f for t, f in zip(self.tensors, other.factors, strict=True)])
             return self._new(torch._foreach_mul(self.tensors, numbers))
         _require_scalar(other)
-        return self._sum(self._terms, _times(self._factor, other))
+        return self._sum(self._terms, times(self._factor, other))
 
     def __truediv__(self, other: Vector | float | Tensor) -> Vector:
         if isinstance(other, Vector):
@@ -248,19 +245,19 @@ class Vector:
         """Inner product, over all parameters, devices and shards."""
         (a, mine), (b, theirs) = self._scaled(), other._scaled()
         product = self.space.dot(mine, theirs)
-        return product if _is_one(factor := _times(a, b)) else product * factor
+        return product if is_one(factor := times(a, b)) else product * factor
 
     def norm(self) -> Tensor:
         """Euclidean norm, over all parameters, devices and shards. Computed once."""
         if self._norm is None:
             factor, tensors = self._scaled()
-            accumulate = torch.float32 if any(t.dtype in _LOW_PRECISION for t in tensors) else None
+            accumulate = torch.float32 if any(t.dtype in LOW_PRECISION for t in tensors) else None
             norms = torch._foreach_norm(tensors, 2, dtype=accumulate)
             if self.space._in_one_place:
                 norm = torch.linalg.vector_norm(torch.stack(norms))
             else:
                 norm = self.space.total([n.square() for n in norms]).sqrt()
-            self._norm = norm if _is_one(factor) else norm * abs(factor)
+            self._norm = norm if is_one(factor) else norm * abs(factor)
         return self._norm
 
     # In place: for the optimizer, which owns the weights
@@ -278,7 +275,7 @@ class Vector:
         """Become start + offset, without room for a third vector."""
         mine, self._norm = self.tensors, None
         factor, theirs = offset._scaled()
-        _add_scaled(mine, start.tensors, theirs, factor)
+        add_scaled(mine, start.tensors, theirs, factor)
 
     def mul_(self, factor: Tensor) -> None:
         """Multiply the entries by a number."""
@@ -308,16 +305,6 @@ def _shard_groups(param: Tensor) -> tuple:
     return tuple(param.device_mesh.get_group(dim) for dim, p in placements if not p.is_replicate())
 
 
-def by_kind(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Two tensor lists, split by dtype and device: what fused kernels want."""
-    kinds: dict[tuple, tuple[list[Tensor], list[Tensor]]] = {}
-    for a, b in zip(first, second, strict=True):
-        pair = kinds.setdefault((a.dtype, a.device), ([], []))
-        pair[0].append(a)
-        pair[1].append(b)
-    return list(kinds.values())
-
-
 def wrap_like(tensor: Tensor, param: Tensor) -> Tensor:
     """A local tensor as the same kind of tensor as a parameter: a shard becomes a DTensor."""
     if not isinstance(param, DTensor):
@@ -329,103 +316,3 @@ def wrap_like(tensor: Tensor, param: Tensor) -> Tensor:
 def _require_scalar(value: object) -> None:
     if not (isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.dim() == 0)):
         raise TypeError(f"a Vector can be multiplied by a number, a 0-d tensor or a Vector, not {value!r}")
-
-
-def _is_one(factor: Number) -> bool:
-    return not isinstance(factor, Tensor) and factor == 1  # a tensor's value is not to be looked at
-
-
-def _times(a: Number, b: Number) -> Number:
-    return b if _is_one(a) else a if _is_one(b) else a * b
-
-
-def _multiplied_out(terms: list[tuple[Number, list[Tensor]]], factor: Number) -> list[Tensor]:
-    """The entries of factor · Σ fᵢ tensorsᵢ, as new tensors (or the only ones there are)."""
-    (first, tensors), *rest = terms
-    if not rest:
-        return _scaled(tensors, _times(factor, first))
-    if _is_one(first) and not isinstance(rest[0][0], Tensor) and rest[0][0] in (1, -1):
-        add = torch._foreach_add if rest[0][0] == 1 else torch._foreach_sub  # exact for neighbours
-        total, rest = list(add(tensors, rest[0][1])), rest[1:]
-    else:
-        total = _scaled(tensors, first, fresh=True)
-    for f, tensors in rest:
-        _add_scaled(total, total, tensors, f)
-    return _scaled(total, factor, in_place=True)
-
-
-def _alone(tensor: Tensor, factor: Number) -> bool:
-    if isinstance(factor, Tensor) and (factor.dtype != tensor.dtype or factor.device != tensor.device):
-        return False
-    return tensor.is_cpu or tensor.numel() >= _LARGE
-
-
-def _add_scaled(targets: list[Tensor], sources: list[Tensor], tensors: list[Tensor], factor: Number) -> None:
-    """targets = sources + factor · tensors, without room for more. Targets and sources may be the same.
-
-    Large tensors, and all on a CPU, go one by one, in one pass over memory; small ones on a GPU together, in a few
-    kernels.
-    """
-    together: list[int] = []
-    for i, (target, source, tensor) in enumerate(zip(targets, sources, tensors, strict=True)):
-        if not _alone(tensor, factor):
-            together.append(i)
-        elif isinstance(factor, Tensor):
-            torch.addcmul(source, tensor, factor, out=target)
-        else:
-            torch.add(source, tensor, alpha=factor, out=target)
-    if not together:
-        return
-    targets, sources, tensors = ([list_[i] for i in together] for list_ in (targets, sources, tensors))
-    if any(a is not b for a, b in zip(targets, sources, strict=True)):
-        torch._foreach_copy_(targets, sources)
-    for part in _parts(tensors):
-        torch._foreach_add_(targets[part], _scaled(tensors[part], factor))
-
-
-def _scaled(tensors: list[Tensor], factor: Number, fresh: bool = False, in_place: bool = False) -> list[Tensor]:
-    """The tensors times a factor: as new ones, unless they may be used or written over."""
-    if _is_one(factor) and not fresh:
-        return tensors
-    first = tensors[0]
-    if isinstance(factor, Tensor):
-        factor = factor.to(first.device)
-    if not isinstance(factor, Tensor) or all(
-        t.device == first.device and t.dtype not in _LOW_PRECISION for t in tensors
-    ):
-        if in_place:
-            torch._foreach_mul_(tensors, factor)
-            return tensors
-        return list(torch._foreach_mul(tensors, factor))
-    # Low precision: a 0-d factor would be rounded to the entries' dtype first, where 1e-12 is zero.
-    on = {t.device: factor.to(t.device, non_blocking=True) for t in tensors}
-    return [(t.to(torch.promote_types(t.dtype, torch.float32)) * on[t.device]).to(t.dtype) for t in tensors]
-
-
-def _parts(tensors: list[Tensor], entries: int = 1 << 25) -> Iterator[slice]:
-    """Slices of a list of tensors, of so many entries or little more: a temporary needs room for one of them."""
-    start = count = 0
-    for stop, tensor in enumerate(tensors, start=1):
-        count += tensor.numel()
-        if count >= entries or stop == len(tensors):
-            yield slice(start, stop)
-            start, count = stop, 0
-
-
-def _dot(a: Sequence[Tensor], b: Sequence[Tensor], large: int = 1 << 18) -> Tensor:
-    """Inner product of tensor lists on one device: large tensors one by one, small ones strung together."""
-    parts: list[tuple[Tensor, Tensor]] = []
-    small: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for x, y in zip(a, b, strict=True):
-        if x.dtype in _LOW_PRECISION or y.dtype in _LOW_PRECISION:
-            x, y = x.float(), y.float()
-        if x.numel() >= large:
-            parts.append((x.reshape(-1), y.reshape(-1)))
-        else:
-            small[0].append(x.reshape(-1))
-            small[1].append(y.reshape(-1))
-    if small[0]:
-        strung = [pieces[0] if len(pieces) == 1 else torch.cat(pieces) for pieces in small]
-        parts.append((strung[0], strung[1]))
-    dots = [torch.dot(x, y) for x, y in parts]
-    return dots[0] if len(dots) == 1 else torch.stack(dots).sum()

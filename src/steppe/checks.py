@@ -1,0 +1,63 @@
+"""What an optimizer refuses, and what it says then."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import LBFGS, Optimizer, SparseAdam
+
+from .method import Method
+from .vector import local as local_part
+
+
+def check_settings(base: Any, method: Any, model: nn.Module | None, local: bool, hvp: str, own: type) -> None:
+    """The arguments of `SharpnessAware`, whose class is `own`."""
+    if not isinstance(base, Optimizer):
+        raise TypeError(f"base must be a torch.optim.Optimizer, not {base!r}; build it first, then wrap it")
+    if isinstance(base, (LBFGS, SparseAdam, own)):
+        raise TypeError(f"{type(base).__name__} cannot be the base: it does not step on one dense gradient")
+    if not isinstance(method, Method):
+        raise TypeError(f"method must be a method such as SAM(), not {method!r}; by name: steppe.wrap")
+    if local and not isinstance(model, DistributedDataParallel):
+        raise ValueError("local=True needs model=, wrapped in DistributedDataParallel (FSDP2 cannot look locally)")
+    if hvp not in ("forward", "central", "exact"):
+        raise ValueError(f'hvp must be "forward", "central" or "exact", not {hvp!r}')
+
+
+def check_group(group: dict[str, Any]) -> None:
+    """A parameter group."""
+    rho = group.get("rho", 0.0)
+    if not isinstance(rho, (int, float)) or not (math.isfinite(rho) and rho >= 0):
+        raise ValueError(f"a parameter group's rho must be a finite number, not negative, got {rho!r}")
+    if any(p.is_complex() for p in group["params"]):
+        raise TypeError("complex parameters are not supported; keep torch.view_as_real(p) as the parameter")
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in group["params"]):
+        warnings.warn(
+            "half-precision parameters round most of a small perturbation away; keep them in float32 and use "
+            "torch.autocast (or FSDP2's MixedPrecisionPolicy), or take a much larger rho",
+            stacklevel=3,
+        )
+
+
+def mark_used(params: list[Tensor]) -> None:
+    """Remember that a step has used these gradients, as they are now."""
+    for p in params:
+        if p.grad is not None:
+            p.grad.used_at_version = p.grad._version  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def refuse_leftover_gradients(params: list[Tensor]) -> None:
+    """Gradients of an unfinished accumulation would be lost silently; those of the last step are used up."""
+    grads = [p.grad for p in params if p.grad is not None]
+    if any(getattr(g, "used_at_version", None) != g._version and bool(local_part(g).any()) for g in grads):
+        raise RuntimeError(
+            "parameters hold gradients that no step has used, and looking around would drop them. To "
+            "accumulate, loop over the micro-batches inside the closure or the passes() body, or give a "
+            "list of closures; if the gradient at w is there already, use gradient(closure, "
+            "first_done=True); otherwise call zero_grad() first"
+        )

@@ -1,0 +1,124 @@
+"""Arithmetic on lists of tensors: what a `Vector` computes with. Nothing here waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+Number = float | Tensor
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+LARGE = 1 << 17  # entries of a tensor that is worth a kernel of its own
+
+
+def by_kind(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Two tensor lists, split by dtype and device: what fused kernels want."""
+    kinds: dict[tuple, tuple[list[Tensor], list[Tensor]]] = {}
+    for a, b in zip(first, second, strict=True):
+        pair = kinds.setdefault((a.dtype, a.device), ([], []))
+        pair[0].append(a)
+        pair[1].append(b)
+    return list(kinds.values())
+
+
+def is_one(factor: Number) -> bool:
+    """Whether a factor is known to change nothing."""
+    return not isinstance(factor, Tensor) and factor == 1  # a tensor's value is not to be looked at
+
+
+def times(a: Number, b: Number) -> Number:
+    """The product of two factors."""
+    return b if is_one(a) else a if is_one(b) else a * b
+
+
+def multiplied_out(terms: list[tuple[Number, list[Tensor]]], factor: Number) -> list[Tensor]:
+    """The entries of factor · Σ fᵢ tensorsᵢ, as new tensors (or the only ones there are)."""
+    (first, tensors), *rest = terms
+    if not rest:
+        return _scaled(tensors, times(factor, first))
+    if is_one(first) and not isinstance(rest[0][0], Tensor) and rest[0][0] in (1, -1):
+        add = torch._foreach_add if rest[0][0] == 1 else torch._foreach_sub  # exact for neighbours
+        total, rest = list(add(tensors, rest[0][1])), rest[1:]
+    else:
+        total = _scaled(tensors, first, fresh=True)
+    for f, tensors in rest:
+        add_scaled(total, total, tensors, f)
+    return _scaled(total, factor, in_place=True)
+
+
+def _alone(tensor: Tensor, factor: Number) -> bool:
+    if isinstance(factor, Tensor) and (factor.dtype != tensor.dtype or factor.device != tensor.device):
+        return False
+    return tensor.is_cpu or tensor.numel() >= LARGE
+
+
+def add_scaled(targets: list[Tensor], sources: list[Tensor], tensors: list[Tensor], factor: Number) -> None:
+    """targets = sources + factor · tensors, without room for more. Targets and sources may be the same.
+
+    Large tensors, and all on a CPU, go one by one, in one pass over memory; small ones on a GPU together, in a few
+    kernels.
+    """
+    together: list[int] = []
+    for i, (target, source, tensor) in enumerate(zip(targets, sources, tensors, strict=True)):
+        if not _alone(tensor, factor):
+            together.append(i)
+        elif isinstance(factor, Tensor):
+            torch.addcmul(source, tensor, factor, out=target)
+        else:
+            torch.add(source, tensor, alpha=factor, out=target)
+    if not together:
+        return
+    targets, sources, tensors = ([list_[i] for i in together] for list_ in (targets, sources, tensors))
+    if any(a is not b for a, b in zip(targets, sources, strict=True)):
+        torch._foreach_copy_(targets, sources)
+    for part in _parts(tensors):
+        torch._foreach_add_(targets[part], _scaled(tensors[part], factor))
+
+
+def _scaled(tensors: list[Tensor], factor: Number, fresh: bool = False, in_place: bool = False) -> list[Tensor]:
+    """The tensors times a factor: as new ones, unless they may be used or written over."""
+    if is_one(factor) and not fresh:
+        return tensors
+    first = tensors[0]
+    if isinstance(factor, Tensor):
+        factor = factor.to(first.device)
+    if not isinstance(factor, Tensor) or all(
+        t.device == first.device and t.dtype not in LOW_PRECISION for t in tensors
+    ):
+        if in_place:
+            torch._foreach_mul_(tensors, factor)
+            return tensors
+        return list(torch._foreach_mul(tensors, factor))
+    # Low precision: a 0-d factor would be rounded to the entries' dtype first, where 1e-12 is zero.
+    on = {t.device: factor.to(t.device, non_blocking=True) for t in tensors}
+    return [(t.to(torch.promote_types(t.dtype, torch.float32)) * on[t.device]).to(t.dtype) for t in tensors]
+
+
+def _parts(tensors: list[Tensor], entries: int = 1 << 25) -> Iterator[slice]:
+    """Slices of a list of tensors, of so many entries or little more: a temporary needs room for one of them."""
+    start = count = 0
+    for stop, tensor in enumerate(tensors, start=1):
+        count += tensor.numel()
+        if count >= entries or stop == len(tensors):
+            yield slice(start, stop)
+            start, count = stop, 0
+
+
+def dot(a: Sequence[Tensor], b: Sequence[Tensor], large: int = 1 << 18) -> Tensor:
+    """Inner product of tensor lists on one device: large tensors one by one, small ones strung together."""
+    parts: list[tuple[Tensor, Tensor]] = []
+    small: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for x, y in zip(a, b, strict=True):
+        if x.dtype in LOW_PRECISION or y.dtype in LOW_PRECISION:
+            x, y = x.float(), y.float()
+        if x.numel() >= large:
+            parts.append((x.reshape(-1), y.reshape(-1)))
+        else:
+            small[0].append(x.reshape(-1))
+            small[1].append(y.reshape(-1))
+    if small[0]:
+        strung = [pieces[0] if len(pieces) == 1 else torch.cat(pieces) for pieces in small]
+        parts.append((strung[0], strung[1]))
+    dots = [torch.dot(x, y) for x, y in parts]
+    return dots[0] if len(dots) == 1 else torch.stack(dots).sum()
