@@ -37,9 +37,10 @@ def multiplied_out(terms: list[tuple[Number, list[Tensor]]], factor: Number) -> 
     (first, tensors), *rest = terms
     if not rest:
         return _scaled(tensors, times(factor, first))
-    if is_one(first) and not isinstance(rest[0][0], Tensor) and rest[0][0] in (1, -1):
-        add = torch._foreach_add if rest[0][0] == 1 else torch._foreach_sub  # exact for neighbours
-        total, rest = list(add(tensors, rest[0][1])), rest[1:]
+    if is_one(first):
+        total = [torch.empty_like(t) for t in tensors]
+        add_scaled(total, tensors, rest[0][1], rest[0][0])
+        rest = rest[1:]
     else:
         total = _scaled(tensors, first, fresh=True)
     for f, tensors in rest:
@@ -72,6 +73,9 @@ def add_scaled(targets: list[Tensor], sources: list[Tensor], tensors: list[Tenso
     targets, sources, tensors = ([list_[i] for i in together] for list_ in (targets, sources, tensors))
     if any(a is not b for a, b in zip(targets, sources, strict=True)):
         torch._foreach_copy_(targets, sources)
+    if not isinstance(factor, Tensor):
+        torch._foreach_add_(targets, tensors, alpha=factor)
+        return
     for part in _parts(tensors):
         torch._foreach_add_(targets[part], _scaled(tensors[part], factor))
 

@@ -157,7 +157,7 @@ class Vector:
     def _scaled(self) -> tuple[Number, list[Tensor]]:
         """The entries up to a factor: what reductions need."""
         if len(self._terms) > 1:
-            return 1.0, self.tensors
+            self._terms = [(1.0, multiplied_out(self._terms, 1.0))]
         factor, tensors = self._terms[0]
         return times(self._factor, factor), tensors
 
