@@ -234,7 +234,8 @@ def test_schedules_need_no_new_recording(exact):
     eager, _ = run_eager(method, days)
     captured, _, step = run_captured(method, days)
     assert "2 recorded" in step.how
-    assert torch.allclose(problems.weights(eager), problems.weights(captured), rtol=1e-6, atol=1e-7)
+    # Scheduled numbers are float32 when recorded.
+    assert torch.allclose(problems.weights(eager), problems.weights(captured), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.cuda

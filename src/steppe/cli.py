@@ -12,6 +12,7 @@ from rich.table import Table
 
 from . import __version__
 from .curvature.command import register as register_measuring
+from .doctor import register as register_doctor
 from .lab.command import register as register_lab
 from .method import Method
 from .methods import find
@@ -29,6 +30,7 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
 
 register_measuring(app)
 register_lab(app)
+register_doctor(app)
 
 
 @app.command()

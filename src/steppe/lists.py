@@ -9,7 +9,7 @@ from torch import Tensor
 
 Number = float | Tensor
 LOW_PRECISION = (torch.float16, torch.bfloat16)
-LARGE = 1 << 17  # entries of a tensor that is worth a kernel of its own
+LARGE = 1 << 20  # entries of a tensor that is worth a kernel of its own
 
 
 def by_kind(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:

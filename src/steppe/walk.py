@@ -138,7 +138,9 @@ class Walk:
         look = ask.at if isinstance(ask, HVP) else ask
         with torch.no_grad():
             if look.offset is not None:
-                self._weights.move_(self._start(), look.offset.perturbed())
+                here = self._weights if self.home is None else self.home  # the same, but in place saves a copy
+                self._start()
+                self._weights.move_(here, look.offset.perturbed())
             elif self.home is not None:
                 self._weights.copy_(self.home)
         if self.home is not None:
