@@ -127,6 +127,41 @@ def test_on_a_cpu_it_is_the_step_itself():
     assert "not on a CUDA device" in step.how
 
 
+def count_right(device, steps):
+    """Right answers, counted while training: once a step, in its first look."""
+    method = steppe.GAM(period=2)
+    model, opt = make(method, device, momentum=0.0)
+    model[4].p = 0.0
+    right = torch.zeros((), device=device)
+    expected = torch.zeros((), device=device)
+
+    def loss(x, y):
+        logits = model(x)
+        if step.look == 0:
+            right.add_((logits.argmax(1) == y).sum())
+        return F.cross_entropy(logits, y)
+
+    step = steppe.capture(loss, opt)
+    for day in data(device, steps):
+        with torch.no_grad():
+            x, y = day.main
+            kept = copy.deepcopy(model.state_dict())
+            expected += (model(x).argmax(1) == y).sum()
+            model.load_state_dict(kept)
+        step(*day.main, auxiliary=day.auxiliary)
+    assert right == expected
+    assert step.looks == sum(6 if i % 2 == 0 else 3 for i in range(steps))
+
+
+def test_looks_are_told_and_counted():
+    count_right("cpu", 5)
+
+
+@pytest.mark.cuda
+def test_looks_are_told_and_counted_when_replayed(exact):
+    count_right("cuda", 12)
+
+
 def test_between_and_scaler_on_a_cpu():
     """Clipping happens between the looks and the step, on unscaled gradients."""
     ends = []

@@ -69,7 +69,11 @@ def capture(
 
 
 class Captured:
-    """A step function: see `capture`. Call it with a batch; it returns the loss at w, without waiting for it."""
+    """A step function: see `capture`. Call it with a batch; it returns the loss at w, without waiting for it.
+
+    While `loss` runs, `look` says which look of the step it runs for (0: at w, on the step's batch). `looks` counts
+    them all, replayed ones too.
+    """
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class Captured:
         self._kinds: dict[Hashable, _Kind] = {}
         self._live: _Live | None = None
         self._pool: Any = None
-        self._calls = 0  # of the loss
+        self.look = self.looks = 0
         self._obstacle = _obstacle(opt)
         self._whole = False  # whether the base's step is recorded with the looks
         self.reset()
@@ -119,6 +123,7 @@ class Captured:
             kind.recorded = self._record(kind, batch, other)
             if kind.recorded is None:
                 return self._run(batch, other)
+        self.looks += kind.looks
         return self._replay(kind.recorded, (*batch, *other))
 
     def _kind(self, batch: tuple[Tensor, ...]) -> _Kind | None:
@@ -145,19 +150,21 @@ class Captured:
     def _run(self, batch: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> Tensor:
         loss = self._look(batch, other)
         self._step()
+        self.looks += self.look
         return loss
 
     def _warm_up(self, kind: _Kind, batch: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> Tensor:
         """A step as ever that shows what recording has to know: how many looks, and whether masks are drawn."""
         generator = self._generator()
-        before, self._calls = generator.get_offset(), 0
+        before = generator.get_offset()
         loss = self._run(batch, other)
-        kind.runs, kind.looks, kind.draws = kind.runs + 1, self._calls, generator.get_offset() != before
+        kind.runs, kind.looks, kind.draws = kind.runs + 1, self.look, generator.get_offset() != before
         return loss
 
     def _look(self, batch: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> Tensor:
         """The first half: the looks, the direction in p.grad."""
         batches: dict[str, Any] = {}
+        self.look = 0
         if other:
             batches["auxiliary"] = lambda: self._count(*other)
         if "sample" in self._method.needs:
@@ -167,8 +174,9 @@ class Captured:
         return loss
 
     def _count(self, *batch: Tensor) -> Tensor:
-        self._calls += 1
-        return self._loss(*batch)
+        value = self._loss(*batch)
+        self.look += 1
+        return value
 
     def _step(self) -> None:
         """The second half."""
