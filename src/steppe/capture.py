@@ -88,6 +88,7 @@ class Captured:
         self._kinds: dict[Hashable, _Kind] = {}
         self._live: _Live | None = None
         self._pool: Any = None
+        self._stream: Any = None
         self.look = self.looks = 0
         self._obstacle = _obstacle(opt)
         self._whole = False  # whether the base's step is recorded with the looks
@@ -168,7 +169,7 @@ class Captured:
         if other:
             batches["auxiliary"] = lambda: self._count(*other)
         if "sample" in self._method.needs:
-            batches["sample"] = lambda i: self._count(*(t[i : i + 1] for t in batch))
+            batches["sample"] = lambda i: self._count(*(t[i % len(t)].unsqueeze(0) for t in batch))
         loss = self._opt.gradient(lambda: self._count(*batch), scaler=self._scaler, **batches)
         assert loss is not None
         return loss
@@ -209,7 +210,10 @@ class Captured:
             if masks:
                 generator.graphsafe_set_state(masks[0])
             opt.draw_looks_from(list(masks))
-            with self._live.numbers(), torch.cuda.graph(graph, pool=self._pool):
+            # A stream of its own: cuBLAS has one workspace a stream, which programs that run at the same time must
+            # not share. (Sharing it, split sums have been seen to wait for each other for ever.)
+            self._stream = self._stream or torch.cuda.Stream(generator.device)
+            with self._live.numbers(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 loss = self._look(inputs[: len(batch)], inputs[len(batch) :])
                 if self._whole:
                     self._step()

@@ -16,6 +16,7 @@ from .doctor import register as register_doctor
 from .lab.command import register as register_lab
 from .method import Method
 from .methods import find
+from .papers.command import register as register_papers
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -30,6 +31,7 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
 
 register_measuring(app)
 register_lab(app)
+register_papers(app)
 register_doctor(app)
 
 

@@ -126,7 +126,7 @@ def _captured_steps() -> Iterator[Finding]:
 
 
 def _problem(device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         model = nn.Linear(8, 1)
     return model.to(device), torch.ones(4, 8, device=device), torch.zeros(4, 1, device=device)
 
@@ -158,7 +158,7 @@ def _compile() -> Iterator[Finding]:
 # Optional packages
 
 _FOR_DEVELOPERS = ("test", "docs", "benchmarks")  # extras that nobody needs to use steppe
-_MODULES = {"scikit-learn": "sklearn"}  # where the package is not imported by its own name
+_MODULES = {"scikit-learn": "sklearn", "pillow": "PIL"}  # where the package is not imported by its own name
 _REQUIREMENT = re.compile(r"""([\w.-]+).*;.*\bextra == ["']([\w-]+)["']""")
 
 
@@ -304,7 +304,7 @@ def register(app: typer.Typer) -> None:
     as_json: Any = typer.Option(False, "--json", help="Print JSON, for programs and bug reports.")
 
     @app.command()
-    def doctor(json_: bool = as_json) -> None:  # pyright: ignore[reportUnusedFunction]
+    def doctor(json_: bool = as_json) -> None:
         """Say what works on this machine: torch, devices, precisions, optional packages, data."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about devices that it tried

@@ -24,6 +24,7 @@ class Replay:
 
     def __init__(self, function: Callable[..., Any], most: int = 4):
         self._function, self._most = function, most
+        self._stream: Any = None
         self._calls: dict[Hashable, int] = {}
         self._recorded: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], Any]] = {}
 
@@ -41,7 +42,8 @@ class Replay:
         if calls <= 2 or len(self._recorded) >= self._most:
             return self._function(*inputs)
         graph, places = torch.cuda.CUDAGraph(), [t.clone() for t in inputs]
-        with torch.cuda.graph(graph):
+        self._stream = self._stream or torch.cuda.Stream(inputs[0].device)  # and so a cuBLAS workspace of its own
+        with torch.cuda.graph(graph, stream=self._stream):
             value = self._function(*places)
         self._recorded[kind] = graph, places, value
         graph.replay()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +18,7 @@ from curvature.problems import digits, mlp, trained
 typer = pytest.importorskip("typer", reason="typer is not installed")
 from typer.testing import CliRunner  # noqa: E402
 
-from steppe.curvature import Hessian  # noqa: E402
+from steppe.curvature import Hessian, saving  # noqa: E402
 from steppe.curvature.command import register  # noqa: E402
 
 MODULE = """
@@ -97,6 +101,112 @@ def test_a_loss_of_ones_own_and_some_params(run, tmp_path):
     model.load_state_dict(torch.load("start.pt"))
     block = Hessian(model, F.cross_entropy, digits(30, side=4), params="3.*").dense()
     assert found == pytest.approx(-float(torch.linalg.eigvalsh(block)[0]), rel=1e-3, abs=1e-9)
+
+
+# Stopped and gone on with
+
+ALL = ("--what", "density", "--what", "eigenvalues", "--what", "trace", "--what", "frobenius", "--top", "3")
+
+
+def measured(folder) -> dict:
+    """All numbers that were written, apart from the seconds."""
+    written = json.loads((folder / "curvature.json").read_text())["measures"]
+    return {
+        model: {name: {k: v for k, v in one.items() if k != "seconds"} for name, one in measures.items()}
+        for model, measures in written.items()
+    }
+
+
+class Stopping:
+    """Stops the process's products after some, as Ctrl-C does; counts them."""
+
+    def __init__(self, monkeypatch, after: int):
+        self.products, multiply = 0, Hessian._multiply
+
+        def stopping(operator, rows):
+            self.products += len(rows)
+            if self.products > after:
+                raise KeyboardInterrupt
+            return multiply(operator, rows)
+
+        monkeypatch.setattr(Hessian, "_multiply", stopping)
+        monkeypatch.setattr(saving, "SAVE_EVERY", 0.0)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
+def test_a_stopped_command_goes_on_where_it_was(run, tmp_path, share):
+    command = ("measure", "start.pt", "end.pt", *COMMON, *ALL, "--rtol", "0.02")
+    with pytest.MonkeyPatch.context() as patch:
+        whole = Stopping(patch, 10**9)
+        assert run(*command, "--out", "unbroken").exit_code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        Stopping(patch, int(share * whole.products))
+        stopped = run(*command)
+    assert stopped.exit_code == 130
+    assert "run the same command again" in stopped.stderr and "--no-resume" in stopped.stderr
+    assert (tmp_path / "curvature" / ".partial").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        rest = Stopping(patch, 10**9)
+        resumed = run(*command)
+    assert resumed.exit_code == 0, resumed.output
+    assert measured(tmp_path / "curvature") == measured(tmp_path / "unbroken")
+    assert rest.products < whole.products
+    assert not list((tmp_path / "curvature" / ".partial").glob("*"))  # all is done: nothing is kept
+
+
+def test_partial_results_that_are_torn_or_of_something_else_are_not_used(run, tmp_path):
+    command = ("measure", "end.pt", *COMMON, "--what", "trace", "--rtol", "0.05")
+
+    def stop() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            Stopping(patch, 40)
+            assert run(*command).exit_code == 130
+
+    stop()
+    other = run(*command[:-1], "0.04", "--out", "curvature")
+    assert other.exit_code == 0 and "belong to another measurement: starting over" in other.stderr
+    stop()
+    (finished,) = (tmp_path / "curvature" / ".partial").glob("*/finished.pt")
+    finished.write_bytes(finished.read_bytes()[:100])
+    (finished.parent / "run.pt").write_bytes(b"torn")
+    torn = run(*command)
+    assert torn.exit_code == 0 and "cannot be read: starting over" in torn.stderr
+    stop()
+    assert run(*command, "--no-resume", "--out", "curvature").exit_code == 0
+    assert run(*command, "--out", "unbroken").exit_code == 0
+    assert measured(tmp_path / "curvature") == measured(tmp_path / "unbroken")
+
+
+KILLED = """
+import os, signal, sys, typer
+from steppe.curvature import Hessian, saving
+from steppe.curvature.command import register
+saving.SAVE_EVERY = 0.0
+multiply, products = Hessian._multiply, [0]
+def until_killed(operator, rows):
+    products[0] += len(rows)
+    if products[0] > 80:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return multiply(operator, rows)
+Hessian._multiply = until_killed
+app = typer.Typer()
+register(app)
+app.command("nothing")(lambda: None)
+app(sys.argv[1:])
+"""
+
+
+def test_a_killed_command_goes_on(run, tmp_path):
+    command = ("measure", "end.pt", *COMMON, "--what", "eigenvalues", "--what", "trace", "--rtol", "0.01")
+    here = Path(__file__).parent
+    paths = [str(here.parent), str(here.parents[1] / "src"), str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    killed = subprocess.run([sys.executable, "-c", KILLED, *command], env=environment, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    resumed = run(*command)
+    assert resumed.exit_code == 0 and "going on: eigenvalues were found before" in resumed.stderr
+    assert run(*command, "--out", "unbroken").exit_code == 0
+    assert measured(tmp_path / "curvature") == measured(tmp_path / "unbroken")
 
 
 def test_landscape_writes_pictures(run, tmp_path):

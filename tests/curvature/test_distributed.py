@@ -35,6 +35,9 @@ def test_two_ranks_measure_what_one_does(tmp_path):
     assert first == second
     assert first["reductions"] == 1
     assert first["nan"] == "the loss is nan at t"
+    # An FSDP2 model is refused with advice that works.
+    assert "get_model_state_dict" in first["said"] and "is sharded" in first["said"]
+    assert first["gathered"] == first["product"]
     torch.manual_seed(0)
     H = Hessian(mlp(4).double(), F.cross_entropy, digits(40, side=4))
     product = H @ torch.linspace(-1, 1, H.shape[0], dtype=torch.float64)

@@ -24,9 +24,10 @@ from steppe.curvature import (
     spectrum,
     trace,
 )
+from steppe.curvature.krylov import random_signs
 from steppe.curvature.results import t_quantile
 
-SEEDS = 200
+SEEDS = range(10_000, 10_200)  # not those that the estimators' constants were chosen with
 
 
 def symmetric(values: Tensor, seed: int = 0) -> Tensor:
@@ -164,7 +165,31 @@ def test_it_says_so_when_the_tolerance_was_not_reached():
     found = eigenvalues(A, 3, rtol=1e-10, max_matvecs=10)
     assert not bool(found.converged.any())
     assert "not converged" in str(found)
-    assert not trace(symmetric(torch.linspace(-1, 1, 300).double()), rtol=1e-3, max_matvecs=110, max_basis=16).converged
+    assert not trace(symmetric(torch.linspace(-1, 1, 300).double()), rtol=1e-3, max_matvecs=170, max_basis=16).converged
+
+
+@pytest.mark.parametrize("number", [0, 2, 4])
+def test_a_loose_tolerance_does_not_settle_on_the_second_eigenvalue(all_problems, number):
+    A = all_problems[number][1]
+    truth = torch.linalg.eigvalsh(A)[-1:]
+    for seed in range(100):
+        found = eigenvalues(A, rtol=1e-2, seed=seed)
+        assert torch.allclose(found.values, truth, rtol=1e-2)
+        assert bool((found.residuals <= 1e-3 * truth).all())
+
+
+def test_random_signs_are_signs_and_the_same_in_any_portions():
+    def signs(*counts: int) -> Tensor:
+        generator = torch.Generator().manual_seed(3)
+        return torch.cat([random_signs(count, 1001, generator, torch.zeros(1)) for count in counts])
+
+    whole = signs(40)
+    assert whole.shape == (40, 1001) and bool((whole.abs() == 1).all())
+    assert torch.equal(whole, signs(1, 7, 0, 32))
+    products = whole @ whole.T / math.sqrt(1001)  # independent rows: standard normal off the diagonal
+    off = products[~torch.eye(40, dtype=torch.bool)]
+    assert float(off.abs().max()) < 5 and 0.9 < float(off.std()) < 1.1
+    assert abs(float(whole.mean())) < 4 / math.sqrt(40 * 1001)
 
 
 def test_a_warm_start_saves_products():
@@ -221,43 +246,56 @@ def calibration(estimates: list[Estimate], truth: float) -> tuple[float, float]:
     return covered / len(estimates), near / len(estimates)
 
 
-# Small nets whose Hessian is too large for the basis to become complete: else there would be nothing to sample.
-SAMPLED = ["mlp", "mlp ragged", "mlp summed", "class weights", "squared error", "cnn, running statistics", "attention",
-           "tied", "unused"]  # fmt: skip
-
-
 @pytest.mark.parametrize("measure", ["trace", "frobenius"])
-def test_intervals_are_as_wide_as_they_should_be(all_problems, measure):
-    near_shares, covered_shares = [], []
-    for problem, A in all_problems:
-        if problem.name not in SAMPLED:
-            continue
-        function = trace if measure == "trace" else frobenius_squared
-        truth = float(A.trace() if measure == "trace" else A.square().sum())
-        estimates = [function(A, rtol=1e-2, max_basis=64, seed=seed) for seed in range(SEEDS)]
-        assert all(e.converged == (e.standard_error <= 1e-2 * abs(e.value)) for e in estimates)
-        covered, near = calibration(estimates, truth)
-        assert 0.90 <= covered <= 0.985, (problem.name, covered)
-        near_shares.append(near)
-        covered_shares.append(covered)
-    assert len(near_shares) == len(SAMPLED)
-    assert sum(near_shares) / len(near_shares) >= 0.99
-    assert 0.90 <= sum(covered_shares) / len(covered_shares) <= 0.98
+def test_intervals_are_as_wide_as_they_should_be(all_problems, index, measure):
+    problem, A = all_problems[index]
+    function = trace if measure == "trace" else frobenius_squared
+    truth = float(A.trace() if measure == "trace" else A.square().sum())
+    # A small basis, so that it never becomes complete: there would be nothing to sample.
+    rtol = 1e-2 if len(A) < 300 else 2e-2  # a thousand probes, 200 times, would take a minute
+    estimates = [function(A, rtol=rtol, max_basis=min(64, len(A) // 2), seed=seed) for seed in SEEDS]
+    assert all(len(e.samples) >= 60 for e in estimates)
+    assert all(e.converged == (e.standard_error <= rtol * abs(e.value)) for e in estimates)
+    covered, near = calibration(estimates, truth)
+    assert near >= 0.99, (problem.name, near)
+    assert 0.90 <= covered <= 0.98, (problem.name, covered)
 
 
-def test_density_moments_are_within_their_errors(all_problems):
-    near_shares = []
-    for problem, A in all_problems:
-        if problem.name not in SAMPLED or len(A) <= 128:  # two blocks of 64 would span a smaller one
-            continue
-        found = [spectrum(A, probes=64, dimension=128, seed=seed) for seed in range(SEEDS)]
-        for power in (1, 2):
-            truth = float(torch.linalg.matrix_power(A, power).trace() / len(A))
-            covered, near = calibration([s.moment(power) for s in found], truth)
-            assert 0.89 <= covered <= 0.985, (problem.name, power, covered)
-            near_shares.append(near)
-    assert len(near_shares) == 16
-    assert sum(near_shares) / len(near_shares) >= 0.99
+def test_density_moments_are_within_their_errors(all_problems, index):
+    problem, A = all_problems[index]
+    probes = min(64, len(A) // 3)  # two blocks must not span everything
+    found = [spectrum(A, probes=probes, dimension=2 * probes, seed=seed) for seed in SEEDS]
+    for power in (1, 2):
+        truth = float(torch.linalg.matrix_power(A, power).trace() / len(A))
+        covered, near = calibration([s.moment(power) for s in found], truth)
+        assert near >= 0.99, (problem.name, power, near)
+        assert 0.90 <= covered <= 0.98, (problem.name, power, covered)
+
+
+def test_skewed_samples_have_hall_s_interval_and_a_wider_error():
+    samples = torch.distributions.Exponential(1.0).icdf(torch.linspace(0.005, 0.995, 100, dtype=torch.float64))
+    n, mean, raw = 100, float(samples.mean()), float(samples.std()) / 10
+    skewness = float(((samples - mean) ** 3).mean()) / float(samples.std()) ** 3
+
+    def transformed(t: float) -> float:  # Hall (1992): this is nearer to a normal variable than t
+        a = skewness / math.sqrt(n)
+        return t + a * t**2 / 3 + a**2 * t**3 / 27 + a / 6
+
+    def degrees(samples: Tensor) -> int:  # Satterthwaite: s² varies as with so many normal samples
+        standard = (samples - samples.mean()) / samples.std()
+        return min(int(2 * len(samples) / (float(standard.pow(4).mean()) - 1)), len(samples) - 1)
+
+    assert 10 < degrees(samples) < 40
+    found = Estimate.of(samples)
+    t95, t3 = (scipy.stats.t.ppf(p, degrees(samples)) for p in (0.975, 0.9995))
+    assert transformed((mean - found.low) / raw) == pytest.approx(t95, rel=1e-8)
+    assert transformed((mean - found.high) / raw) == pytest.approx(-t95, rel=1e-8)
+    assert transformed(-3 * found.standard_error / raw) == pytest.approx(-t3, rel=1e-8)
+    assert found.high - mean > mean - found.low
+    even = torch.linspace(-1, 3, 200, dtype=torch.float64)  # no skewness, no tails: Student's t
+    usual = float(even.std()) / math.sqrt(200)
+    assert Estimate.of(even).high - 1 == pytest.approx(scipy.stats.t.ppf(0.975, 199) * usual, rel=1e-6)
+    assert Estimate.of(even).standard_error == pytest.approx(scipy.stats.t.ppf(0.9995, 199) * usual / 3, rel=1e-6)
 
 
 @pytest.mark.parametrize("method", ["hutchinson", "hutch++", "xtrace"])
@@ -275,7 +313,8 @@ def test_hutchinson_is_the_mean_of_its_samples():
     A = symmetric(torch.linspace(-1, 3, 40, dtype=torch.float64))
     found = trace(A, method="hutchinson", rtol=0.05)
     assert found.value == pytest.approx(float(found.samples.mean()), rel=1e-14)
-    assert found.standard_error == pytest.approx(float(found.samples.std()) / math.sqrt(len(found.samples)), rel=1e-12)
+    usual = float(found.samples.std()) / math.sqrt(len(found.samples))
+    assert 1.09 * usual <= found.standard_error <= 1.3 * usual  # widened for few and skewed samples
     assert found.matvecs == len(found.samples)
 
 
@@ -340,7 +379,7 @@ def test_one_run_serves_all(all_problems):
     top = eigenvalues(run, 5)
     assert top.matvecs <= 16  # the basis was there already, only the check for repeated values costs
     whole = trace(run, rtol=1e-2)
-    assert whole.matvecs <= 60
+    assert whole.matvecs <= 80  # the pilot and the fewest probes that there can be
     assert abs(whole.value - float(A.trace())) <= 4 * whole.standard_error
     assert torch.allclose(top.values, torch.linalg.eigvalsh(A).flip(0)[:5], rtol=1e-3)
     assert found.matvecs == 64

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from curvature.problems import cnn, digits, mlp, ragged
-from steppe.curvature import GaussNewton, Hessian, Objective, Scaled
+from steppe.curvature import GaussNewton, Hessian, Objective, Scaled, operator
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
@@ -73,6 +73,81 @@ def test_a_chunk_of_vectors_at_a_time(all_problems, index):
     assert close(H @ block, dense @ block, 1e-10)
 
 
+@pytest.fixture
+def blocks_as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(operator, "_BLOCKS_FORWARD_ON", ("cpu",))
+
+
+def test_blocks_go_forward_where_that_is_faster_and_right(all_problems, index, blocks_as_on_a_gpu):
+    problem, dense = all_problems[index]
+    H = Hessian(problem.model, problem.loss_fn, problem.batches, mode=problem.mode)
+    block = torch.eye(len(dense), dtype=torch.float64)[:, ::7]
+    assert close(H @ block, dense @ block, 1e-10)
+    possible = problem.name != "squared error"  # torch cannot differentiate that forward over reverse
+    assert H._blocks_by == ("forward" if possible else "auto")
+    assert H.how == (
+        "double backward, graphs kept as memory allows; blocks forward over reverse, 16 at a time"
+        if possible
+        else "double backward, graphs kept as memory allows"
+    )
+    assert torch.equal(H @ block[:, 0], (H @ block[:, :1]).squeeze(1))  # single vectors: on the graph
+
+
+def test_forward_blocks_that_differ_from_double_backward_are_not_used(all_problems, blocks_as_on_a_gpu, monkeypatch):
+    problem, dense = all_problems[0]
+    right = operator.forward_over_reverse
+
+    def wrong(objective, weights, batch):
+        product, loss = right(objective, weights, batch)
+        return lambda vector, batched: [2 * piece for piece in product(vector, batched)], loss
+
+    monkeypatch.setattr(operator, "forward_over_reverse", wrong)
+    H = Hessian(problem.model, problem.loss_fn, problem.batches)
+    block = torch.eye(len(dense), dtype=torch.float64)[:, :5]
+    assert close(H @ block, dense @ block, 1e-10)
+    assert H._blocks_by == "auto"
+
+
+@pytest.mark.parametrize("chunk", [None, 3, 64])
+def test_forward_blocks_with_dropout_use_one_mask_and_leave_no_trace(chunk):
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.4), nn.Linear(16, 4), nn.Tanh(), nn.Linear(4, 10)).double()
+    data = ragged(digits(30, side=4), 10, 20)
+    by_graph = Hessian(model, F.cross_entropy, data, mode="train", way="graph")
+    rng, modes = torch.get_rng_state(), [m.training for m in model.modules()]
+    forward = Hessian(model, F.cross_entropy, data, mode="train", way="forward", chunk=chunk)
+    block = torch.eye(forward.shape[0], dtype=torch.float64)[:, ::5]
+    expected = by_graph @ block
+    for _ in range(2):  # the second time from kept batches
+        assert close(forward @ block, expected, 1e-12)
+    assert torch.equal(rng, torch.get_rng_state())
+    assert [m.training for m in model.modules()] == modes
+    assert all(p.grad is None for p in model.parameters())
+    assert forward.how == f"forward over reverse, {chunk or 16} at a time"
+
+
+def test_out_of_memory_halves_the_chunk(all_problems, monkeypatch):
+    problem, dense = all_problems[0]
+    right, sizes = operator.forward_over_reverse, []
+
+    def small_device(objective, weights, batch):
+        product, loss = right(objective, weights, batch)
+
+        def limited(vector, batched):
+            sizes.append(len(vector[0]) if batched else 1)
+            if sizes[-1] > 4:
+                raise torch.OutOfMemoryError("out of memory")
+            return product(vector, batched)
+
+        return limited, loss
+
+    monkeypatch.setattr(operator, "forward_over_reverse", small_device)
+    H = Hessian(problem.model, problem.loss_fn, problem.batches, way="forward")
+    block = torch.eye(len(dense), dtype=torch.float64)[:, :20]
+    assert close(H @ block, dense @ block, 1e-10)
+    assert sizes == [16, 8, 4, 4, 4, 4, 4]
+
+
 def test_vectors_flat_tensors_and_blocks_agree(all_problems):
     problem, dense = all_problems[0]
     H = Hessian(problem.model, problem.loss_fn, problem.batches)
@@ -98,8 +173,8 @@ def test_gauss_newton_is_jacobian_transposed_times_loss_hessian_times_jacobian()
 
     J = torch.autograd.functional.jacobian(outputs, flat)
     B = torch.autograd.functional.hessian(lambda z: F.cross_entropy(z.reshape(9, 10), y), outputs(flat))
-    for chunk in (1, 8):
-        G = GaussNewton(model, F.cross_entropy, ragged((x, y), 4, 5), chunk=chunk)
+    for way, chunk in (("auto", 1), ("auto", 8), ("forward", 1), ("forward", 8)):
+        G = GaussNewton(model, F.cross_entropy, ragged((x, y), 4, 5), way=way, chunk=chunk)
         assert close(G.dense(), J.T @ B @ J, 1e-12)
 
 
@@ -142,10 +217,10 @@ def test_batches_beyond_the_memory_limit_are_built_anew(all_problems):
     block = torch.eye(len(dense), dtype=torch.float64)[:, :5]
     for _ in range(2):
         assert close(H @ block, dense @ block, 1e-10)
-    assert len(H._kept) == 1  # the first is kept: it costs no more than any product does
+    assert len(H._kept["auto"]) == 1  # the first is kept: it costs no more than any product does
     kept = Hessian(problem.model, problem.loss_fn, problem.batches)
     kept @ block
-    assert len(kept._kept) == 3
+    assert len(kept._kept["auto"]) == 3
 
 
 def test_a_model_without_second_derivative_falls_back_to_differences():
@@ -246,7 +321,7 @@ def test_a_dropped_operator_frees_its_graph():
     model, data = mlp(4).double(), digits(20, side=4)
     H = Hessian(model, F.cross_entropy, data)
     H @ torch.ones(H.shape[0], dtype=torch.float64)
-    kept = weakref.ref(H._kept[0].product)
+    kept = weakref.ref(H._kept["auto"][0].product)
     assert kept() is not None
     del H
     gc.collect()

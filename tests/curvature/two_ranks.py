@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from curvature.problems import digits, mlp
 from steppe.curvature import Hessian, eigenvalues, surrogate_gap, trace
+
+
+def of_a_sharded_model(model: torch.nn.Module, data: tuple[torch.Tensor, torch.Tensor]) -> dict[str, object]:
+    """What is said about an FSDP2 model, and the product by the advice that is given."""
+    sharded = copy.deepcopy(model)
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
+    try:
+        Hessian(sharded, F.cross_entropy, data)
+        said = ""
+    except TypeError as error:
+        said = str(error)
+    plain = mlp(4).double()
+    plain.load_state_dict(get_model_state_dict(sharded, options=StateDictOptions(full_state_dict=True)))
+    H = Hessian(plain, F.cross_entropy, data, group=dist.group.WORLD)
+    return {"said": said, "gathered": (H @ torch.linspace(-1, 1, H.shape[0], dtype=torch.float64)).tolist()}
 
 
 def main(rank: int, store: str) -> None:
@@ -38,6 +57,7 @@ def main(rank: int, store: str) -> None:
         Hessian(model, lambda o, t: o.sum() * torch.nan, (x[mine], y[mine]), group=dist.group.WORLD) @ product
     except ValueError as error:
         result["nan"] = str(error)[:20]
+    result |= of_a_sharded_model(model, (x[mine], y[mine]))
     print("RESULT" + json.dumps(result), flush=True)
     dist.destroy_process_group()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,7 @@ from .landscape import line, plane
 from .objective import Objective
 from .operator import Hessian
 from .results import Estimate, as_json, difference
+from .resuming import Partial, digest
 from .trace import frobenius_squared, trace
 
 if TYPE_CHECKING:
@@ -69,22 +72,30 @@ def register(app: typer.Typer) -> None:
         double: bool = in_double,
         device: str = on_device,
         out: Path = typer.Option(Path("curvature"), help=folder),  # noqa: B008
+        resume: bool = typer.Option(True, help="Go on where the same command was stopped before."),
         seed: int = with_seed,
     ) -> None:
         """Measure how curved the loss is at one or more checkpoints, with error bars."""
-        with _helpful(typer):
+        asked = {**locals(), "out": "", "resume": True}
+        with _helpful(typer), _stoppable(typer, out):
             wanted = list(what) or [w for w in _WHAT if w != "flatness"]
             if unknown := [w for w in wanted if w not in _WHAT]:
                 raise CommandError(f"--what knows {', '.join(_WHAT)}, not {unknown[0]}")
-            found, drawn = {}, {}
-            for name, objective in _objectives(
-                checkpoints, model, data, loss, params, mode, samples, double, device, seed
+            found, drawn, partials = {}, {}, []
+            for path, (name, objective) in zip(
+                checkpoints,
+                _objectives(checkpoints, model, data, loss, params, mode, samples, double, device, seed),
+                strict=True,
             ):
                 typer.echo(f"measuring {name}: {objective.size:,} weights", err=True)
-                found[name], drawn[name] = _measure(objective, wanted, top, rtol, rho, max_matvecs, seed)
+                partial = _partial(out, path, objective, asked, resume, typer)
+                partials.append(partial)
+                found[name], drawn[name] = _measure(objective, wanted, top, rtol, rho, max_matvecs, seed, partial)
             _print_table(found)
             _print_differences(found)
             _write(found, drawn, out)
+            for partial in partials:
+                partial.remove()
 
     @app.command()
     def landscape(
@@ -125,6 +136,37 @@ def _helpful(typer: Any) -> Iterator[None]:
     except (CommandError, ValueError, TypeError, ImportError) as error:
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from None
+
+
+@contextmanager
+def _stoppable(typer: Any, out: Path) -> Iterator[None]:
+    """Ctrl-C says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(
+            f"stopped: what was found is kept in {out / '.partial'}; run the same command again to go on, "
+            "with --no-resume to start over",
+            err=True,
+        )
+        raise typer.Exit(130) from None
+
+
+def _partial(out: Path, path: Path, objective: Objective, asked: dict[str, Any], resume: bool, typer: Any) -> Partial:
+    """What was found before, if the same was asked of the same file, model and data."""
+    loss = f"{float(objective.loss()):.5g}"
+    of = {"weights": digest(path), "loss": loss, "asked": {k: str(v) for k, v in sorted(asked.items())}}
+    folder = out / ".partial" / digest(path)[:16]
+    if not resume:
+        shutil.rmtree(folder, ignore_errors=True)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        partial = Partial(folder, of)
+    for each in told:
+        typer.echo(f"warning: {each.message}", err=True)
+    if partial.resumed:
+        typer.echo(f"  going on: {', '.join(partial.resumed)} were found before", err=True)
+    return partial
 
 
 def _objectives(
@@ -197,34 +239,42 @@ def _load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _measure(
-    objective: Objective, wanted: list[str], top: int, rtol: float, rho: float, max_matvecs: int, seed: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    objective: Objective, wanted: list[str], top: int, rtol: float, rho: float, max_matvecs: int, seed: int,
+    partial: Partial,
+) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
     """All results of one model, for the table; and those with figures. One Krylov run serves them."""
     operator = Hessian(objective)
     found: dict[str, Any] = {"loss": Estimate.exact(float(objective.loss()))}
     drawn: dict[str, Any] = {}
-    run = Krylov(operator, block=16 if "density" in wanted else 1, seed=seed)
+    run = Krylov(operator, block=16 if "density" in wanted else 8, seed=seed, checkpoint=partial.file("run.pt"))
     if "density" in wanted:
-        drawn["density"] = spectrum(run)
+        drawn["density"] = partial.once("density", lambda: spectrum(run))
         drawn["log_det"] = drawn["density"].log_det()
     if "eigenvalues" in wanted:
-        drawn["eigenvalues"] = best = eigenvalues(run, min(top, run.size), max_matvecs=max_matvecs)
+        many = min(top, run.size)
+        best = partial.once("eigenvalues", lambda: eigenvalues(run, many, max_matvecs=max_matvecs))
+        drawn["eigenvalues"] = best
         for index, (value, error) in enumerate(zip(best.values.tolist(), best.errors.tolist(), strict=True), start=1):
             cost = {"matvecs": best.matvecs, "seconds": best.seconds, "seed": seed, "method": "lanczos"}
             ok = bool(best.converged[index - 1])
-            found[f"λ{index}"] = Estimate(value, error, value - error, value + error, ok, **cost)
+            found[f"λ{index}"] = Estimate(value, error, value - error, value + error, ok, how=best.how, **cost)
     limits: dict[str, Any] = {"rtol": rtol, "max_matvecs": max_matvecs, "seed": seed}
     if "trace" in wanted:
-        found["trace"] = trace(run, **limits)
+        found["trace"] = partial.once("trace", lambda: trace(run, checkpoint=partial.file("trace.pt"), **limits))
     if "frobenius" in wanted:
-        found["‖H‖²_F"] = frobenius_squared(run, **limits)
+        found["‖H‖²_F"] = partial.once(
+            "frobenius", lambda: frobenius_squared(run, checkpoint=partial.file("frobenius.pt"), **limits)
+        )
     if "flatness" in wanted:
         gap = surrogate_gap(objective, rho)
         found[f"surrogate gap (ρ={rho:g})"] = Estimate.exact(gap.gap)
         found["cos θ"] = Estimate.exact(gap.cosine)
-        found[f"R⁽⁰⁾ ≥ (ρ={rho:g})"] = Estimate.exact(zeroth_order(objective, rho, seed=seed).value)
-        found[f"R⁽¹⁾ ≥ (ρ={rho:g})"] = Estimate.exact(first_order(objective, rho, seed=seed).value)
-    found["products"] = Estimate.exact(float(operator.matvecs))
+        for sign, measure in (("⁰", zeroth_order), ("¹", first_order)):
+            bound = partial.once(measure.__name__, lambda measure=measure: measure(objective, rho, seed=seed).value)
+            found[f"R⁽{sign}⁾ ≥ (ρ={rho:g})"] = Estimate.exact(bound)
+    costs = [one.matvecs for one in (drawn.get("density"), drawn.get("eigenvalues")) if one is not None]
+    costs += [found[name].matvecs for name in ("trace", "‖H‖²_F") if name in found]
+    found["products"] = Estimate.exact(float(sum(costs)))
     return found, drawn
 
 

@@ -27,6 +27,11 @@ class Data:
         self._device, self._dtype = like[0].device, like[0].dtype
         self._kept: list[Any] | None = None
 
+    @property
+    def kept(self) -> bool:
+        """Whether all batches lie on the device."""
+        return self._kept is not None
+
     def generators(self) -> list[torch.Generator]:
         """The loader's own generators: a pass over the data must not move them on."""
         owners = (self._source, getattr(self._source, "sampler", None))

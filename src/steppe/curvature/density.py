@@ -55,6 +55,7 @@ class Spectrum:
     matvecs: int = 0
     seconds: float = 0.0
     seed: int = 0
+    how: str = ""  # how products were computed
 
     def total(self, function: Callable[[Tensor], Tensor]) -> Estimate:
         """Σ f(λ) over all eigenvalues: the trace of f(A)."""
@@ -121,12 +122,14 @@ def spectrum(
     if not isinstance(operator, Krylov) and probes < 2:
         raise ValueError(f"probes must be at least 2, for an error bar, got {probes}")
     run = operator if isinstance(operator, Krylov) else Krylov(operator, block=probes, seed=seed, checkpoint=checkpoint)
-    begun, spent = time.monotonic(), run.matvecs
-    goal = min(dimension, run.size)
+    begun, goal = time.monotonic(), min(dimension, run.size)
+    key = f"spectrum, {goal}"
+    spent = run.notes.setdefault(key, run.matvecs)  # saved with the run: a resumed one counts from there
     with Progress("spectrum", progress) as bar:
         while run.dimension < goal:
             run.step()
             bar(run.dimension / goal, f"{run.dimension} of {goal} products")
+    run.notes.pop(key)
     run.save()
     if run.restarts:
         raise ValueError("the run was restarted, so its start is lost: use a larger max_basis, or a run of its own")
@@ -138,7 +141,7 @@ def spectrum(
     weights[:, exact] = 1.0
     return Spectrum(
         nodes=ritz.values, weights=weights, exact=exact, size=run.size, matvecs=run.matvecs - spent,
-        seconds=time.monotonic() - begun, seed=run.seed,
+        seconds=time.monotonic() - begun, seed=run.seed, how=getattr(run.operator, "how", ""),
     )  # fmt: skip
 
 

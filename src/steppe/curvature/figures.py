@@ -154,13 +154,18 @@ def surface_html(plane: Plane, path: str | os.PathLike[str]) -> None:
         [value if value == value and abs(value) != float("inf") else None for value in row]
         for row in plane.losses.tolist()
     ]
-    figure = go.Figure(go.Surface(x=plane.across.tolist(), y=plane.up.tolist(), z=losses, colorscale="Viridis"))
+    first, second = plane.axes
+    told = f"loss %{{z:.5g}}<br>{first} %{{x:.3g}}<br>{second} %{{y:.3g}}<extra></extra>"
+    shown: dict[str, Any] = {"colorscale": "Viridis", "hovertemplate": told}
+    shown["colorbar"] = {"len": 0.75, "title": {"text": "loss"}}  # short: the buttons are above it
+    figure = go.Figure(go.Surface(x=plane.across.tolist(), y=plane.up.tolist(), z=losses, **shown))
     scene: dict[str, Any] = {"xaxis_title": plane.axes[0], "yaxis_title": plane.axes[1], "zaxis_title": "loss"}
     # As wide as it is high, from far enough to see all of it, and over the rim into the valley.
     scene |= {"aspectmode": "manual", "aspectratio": {"x": 1, "y": 1, "z": 0.8}}
     scene["camera"] = {"eye": {"x": -1.0, "y": -1.35, "z": 1.0}, "center": {"x": 0, "y": 0, "z": -0.15}}
     figure.update_layout(scene=scene, margin={"l": 0, "r": 0, "t": 0, "b": 0}, template="plotly_white", autosize=True)
-    figure.write_html(os.fspath(path), include_plotlyjs=True, full_html=True, default_height="96vh")
+    options: dict[str, Any] = {"config": {"displaylogo": False}, "default_height": "96vh"}
+    figure.write_html(os.fspath(path), include_plotlyjs=True, full_html=True, **options)
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:

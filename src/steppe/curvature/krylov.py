@@ -14,21 +14,23 @@ tensor([5.0000, 1.0000, 0.5000, 0.1000], dtype=torch.float64)
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-_SAVE_EVERY = 60.0  # seconds between two savings of a long run
+from .saving import Checkpoint, loss_of
 
 
 def random_signs(count: int, size: int, generator: torch.Generator, like: Any) -> Tensor:
-    """Rademacher vectors, one a row. Drawn on the CPU: the same on every device and every rank."""
-    signs = torch.randint(0, 2, (count, size), generator=generator, dtype=torch.int8)
-    return signs.mul_(2).sub_(1).to(like.device, like.dtype)
+    """Rademacher vectors, one a row. Drawn on the CPU, 64 signs a number: the same on every device and every rank."""
+    words = torch.empty(count, -(-size // 64), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    octets = words.view(torch.uint8).to(like.device)
+    bits = octets.unsqueeze(-1).bitwise_right_shift(torch.arange(8, dtype=torch.uint8, device=octets.device)) & 1
+    return bits.flatten(1)[:, :size].to(like.dtype).mul_(2).sub_(1)
 
 
 class Ritz(NamedTuple):
@@ -36,7 +38,7 @@ class Ritz(NamedTuple):
 
     values: Tensor
     residuals: Tensor  # ‖Au − θu‖: there is an eigenvalue within this distance
-    gap_bounds: Tensor  # residual²/gap where the gap to the other Ritz values is safe, else the residual
+    gap_bounds: Tensor  # 2·residual²/gap where the gap to the other Ritz values is safe, else the residual
     coordinates: Tensor  # of the vectors, in the basis: column j belongs to value j
 
 
@@ -84,13 +86,14 @@ class Krylov:
         self._rows = torch.empty(0, self.size, device=self.device, dtype=self.dtype)
         self._used = 0
         self.projection = torch.empty(0, 0, dtype=torch.float64)
-        self._next, corner = _orthonormal(self.start.T.contiguous(), self.start.norm(dim=0).max())
+        self._next, corner = _orthonormal(self.start.T.contiguous(), float(self.start.norm(dim=0).max()))
         self.corner = corner.double().cpu()  # start = Q₁ · corner: how the probes lie in the first block
         self.coupling = torch.zeros(len(self._next), 0, dtype=torch.float64)  # AQ = QT + next·coupling
-        self._checkpoint = Path(checkpoint) if checkpoint is not None else None
-        self._saved_at = time.monotonic()
-        if self._checkpoint is not None and self._checkpoint.exists():
-            self._load(self._checkpoint)
+        self.notes: dict[str, Any] = {}  # where the measures that use this run have come to: saved with it
+        self.saves_itself = True  # now and then, after a step
+        self._checkpoint = Checkpoint(checkpoint, self._identity)
+        if state := self._checkpoint.load():
+            self.load_state_dict(state)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -132,16 +135,16 @@ class Krylov:
             count = min(self.block, self.size - self._used)
             fresh = torch.randn(count, self.size, generator=self._generator).to(self.device, self.dtype)
             self._orthogonalise(fresh)
-            self._next, _ = _orthonormal(fresh, torch.tensor(self.size**0.5))
+            self._next, _ = _orthonormal(fresh, self.size**0.5)
             self.coupling = torch.zeros(len(self._next), self._used, dtype=torch.float64)
             if len(self._next) == 0:
                 raise RuntimeError("no direction is left outside the Krylov space")
         q = self._next
-        product = (self.operator @ q.T.contiguous()).T.contiguous()
-        if not torch.isfinite(product).all():
-            raise ValueError("the operator returned a product that is not finite")
+        product = (self.operator @ q.T).T.contiguous()
         self.matvecs += len(q)
-        scale = product.norm(dim=1).max()
+        scale = float(product.norm(dim=1).max())
+        if not math.isfinite(scale):
+            raise ValueError("the operator returned a product that is not finite")
         self._append(q)
         # All coefficients, not only the last two blocks': right after a restart too, and what is computed is used.
         coefficients = self._orthogonalise(product).double().cpu()
@@ -156,14 +159,16 @@ class Krylov:
         room = self.size - self._used
         self._next, triangle = _orthonormal(product, scale) if room else (product[:0], product.new_zeros(0, len(q)))
         self._next, triangle = self._next[:room], triangle[:room]
-        if len(triangle) and triangle.norm(dim=1).min() < 1e-3 * scale:  # small rests are mostly rounding: clean again
+        # Small rests are mostly rounding: clean again.
+        if len(triangle) and float(triangle.norm(dim=1).min()) < 1e-3 * scale:
             self._orthogonalise(self._next)
             q_again, r_again = torch.linalg.qr(self._next.T)
             self._next = (q_again * r_again.diagonal().sign()).T.contiguous()  # signs as in the coefficients
         self.coupling = torch.zeros(len(self._next), new, dtype=torch.float64)
         self.coupling[:, old:] = triangle.double().cpu()
         self.seconds += time.monotonic() - begun
-        self._save_now_and_then()
+        if self.saves_itself:
+            self.save_now_and_then()
 
     def inject(self) -> None:
         """Let one more random direction into the next block: it finds eigenvectors that the others cannot see.
@@ -175,7 +180,7 @@ class Krylov:
         for _ in range(2):
             self._orthogonalise(fresh)
             fresh -= (fresh @ self._next.T) @ self._next
-        fresh, _ = _orthonormal(fresh, torch.tensor(self.size**0.5))
+        fresh, _ = _orthonormal(fresh, self.size**0.5)
         if self._used + len(self._next) + len(fresh) > self.size:
             return
         self._next = torch.cat([self._next, fresh])
@@ -191,7 +196,8 @@ class Krylov:
         gaps = (values.unsqueeze(1) - values.unsqueeze(0)).abs() - residuals.unsqueeze(0)
         gaps.fill_diagonal_(torch.inf)
         gap = gaps.min(dim=1).values if len(values) > 1 else torch.zeros(1, dtype=torch.float64)
-        bounds = torch.where(gap > residuals, residuals.square() / gap, residuals).clamp_min(float(rounding))
+        # The gap is an estimate: the eigenvalue next to this one may not have been found. Hence the 2.
+        bounds = torch.where(gap > 2 * residuals, 2 * residuals.square() / gap, residuals).clamp_min(float(rounding))
         return Ritz(values, residuals, bounds, vectors)
 
     def vectors(self, coordinates: Tensor) -> Tensor:
@@ -241,13 +247,11 @@ class Krylov:
             "basis": self.basis.cpu(), "next": self._next.cpu(), "projection": self.projection,
             "coupling": self.coupling, "corner": self.corner, "start": self.start.cpu(),
             "generator": self._generator.get_state(), "matvecs": self.matvecs, "seconds": self.seconds,
-            "restarts": self.restarts, "run": self._identity(),
+            "restarts": self.restarts, "notes": self.notes,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where a run on the same operator was saved."""
-        if state["run"] != self._identity():
-            raise ValueError(f"the saved run is another one: {state['run']} was saved, this is {self._identity()}")
         self._used = 0
         self._append(state["basis"].to(self.device, self.dtype))
         self._next = state["next"].to(self.device, self.dtype)
@@ -255,33 +259,28 @@ class Krylov:
         self.projection, self.coupling, self.corner = state["projection"], state["coupling"], state["corner"]
         self._generator.set_state(state["generator"])
         self.matvecs, self.seconds, self.restarts = state["matvecs"], state["seconds"], state["restarts"]
+        self.notes = state["notes"]
 
     def _identity(self) -> dict[str, Any]:
-        """What must agree for a saved run to be this one: also one product, so that other weights are noticed."""
-        objective = getattr(self.operator, "objective", None)
-        loss = None if objective is None else f"{float(objective.loss()):.5g}"
-        return {"size": self.size, "block": self.block, "seed": self.seed, "loss": loss, "max_basis": self.max_basis}
+        loss, limits = loss_of(self.operator), {"block": self.block, "max_basis": self.max_basis}
+        return {"size": self.size, "seed": self.seed, "loss": loss, **limits}
 
     def save(self) -> None:
         """Save the run to its checkpoint, if it has one."""
-        if self._checkpoint is None:
-            return
-        unfinished = self._checkpoint.with_suffix(self._checkpoint.suffix + ".part")
-        torch.save(self.state_dict(), unfinished)
-        unfinished.replace(self._checkpoint)  # a run that is killed while saving leaves the last whole file
-        self._saved_at = time.monotonic()
+        self._checkpoint.save(self.state_dict, now=True)
 
-    def _save_now_and_then(self) -> None:
-        if time.monotonic() - self._saved_at > _SAVE_EVERY:
-            self.save()
-
-    def _load(self, path: Path) -> None:
-        self.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    def save_now_and_then(self) -> None:
+        """Save the run if the last time is about a minute ago."""
+        self._checkpoint.save(self.state_dict)
 
 
-def _orthonormal(rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def _orthonormal(rows: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Orthonormal rows and a matrix C with Cᵀ·orthonormal = rows; directions that are rounding errors are dropped."""
+    least = torch.finfo(rows.dtype).eps * 50 * scale
+    if len(rows) == 1:  # as below, without the solvers' start-up time
+        length = rows.norm()
+        return (rows / length, length.reshape(1, 1)) if float(length) > least else (rows[:0], rows.new_zeros(0, 1))
     q, r = torch.linalg.qr(rows.T)
-    left, sizes, right = torch.linalg.svd(r)
-    kept = sizes > torch.finfo(rows.dtype).eps * 50 * scale.to(rows)
-    return (q @ left[:, kept]).T.contiguous(), (sizes.unsqueeze(1) * right)[kept]
+    left, sizes, right = torch.linalg.svd(r.cpu())  # small: faster there than on a GPU
+    kept = sizes > least
+    return (q @ left[:, kept].to(q)).T.contiguous(), (sizes.unsqueeze(1) * right)[kept]

@@ -19,7 +19,7 @@ import fnmatch
 import math
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -93,6 +93,7 @@ class Objective:
         self.space = Space([p.detach() for p in selected.values()])
         self._originals = list(selected.values())
         self._moved: list[Tensor] | None = None  # weights other than the model's own
+        self._weights_found: dict[int, float] = {}  # of batches, by their place
         self._caller = _Caller(self.model, forward)
         self._data = Data(data, paired=forward is None, samples=samples, cache_bytes=cache_bytes, like=self.weights())
 
@@ -185,11 +186,15 @@ class Objective:
         tensors |= {_PREFIX + name: b.detach().clone() for name, b in self.model.named_buffers()}
         tensors |= {_PREFIX + name: w for name, w in zip(self.names, weights, strict=True)}
         output = functional_call(self._caller, tensors, (batch,))
+        return output, self.loss_of(output, batch)
+
+    def loss_of(self, output: Any, batch: Any) -> Tensor:
+        """The loss of an output on its batch."""
         loss = self.loss_fn(output, batch if self._forward else batch[1])
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise ValueError(f'loss_fn must return one number per batch, got {what}: use reduction="mean" or "sum"')
-        return output, loss.reshape(())
+        return loss.reshape(())
 
     def differentiable(self, loss: Tensor) -> Tensor:
         """The loss, if it has a gradient."""
@@ -200,10 +205,17 @@ class Objective:
             )
         return loss
 
-    def batches(self) -> Iterator[tuple[Any, float]]:
+    def batches(self) -> Generator[tuple[Any, float], None, None]:
         """All batches, on the device, each with its weight. Call it inside `quiet`."""
-        for batch in self._data:
-            yield batch, 1.0 if self.reduction == "sum" else float(self._weigh(batch))
+        for index, batch in enumerate(self._data):
+            if index not in self._weights_found or not self._data.kept:  # weighing a batch waits for the device
+                self._weights_found[index] = 1.0 if self.reduction == "sum" else float(self._weigh(batch))
+            yield batch, self._weights_found[index]
+
+    @property
+    def cached(self) -> bool:
+        """Whether all batches lie on the device, so that holding on to them costs nothing."""
+        return self._data.kept
 
     def sums(self, *shape: int) -> Sums:
         """An empty weighted sum over batches, of losses and of tensors of a shape."""
@@ -386,7 +398,12 @@ def _check_measurable(params: Mapping[str, Tensor]) -> None:
         raise ValueError("no parameters to measure: none requires a gradient, or the selection is empty")
     for name, p in params.items():
         if isinstance(p, DTensor):
-            raise TypeError(f"{name} is sharded (DTensor): gather the weights into a plain copy of the model first")
+            raise TypeError(
+                f"{name} is sharded (DTensor), and products need whole weights: on every rank load "
+                "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
+                "options=StateDictOptions(full_state_dict=True)) into a plain copy of the model, and measure that with "
+                "group=, so that each rank takes its share of the data"
+            )
         if p.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"{name} is {p.dtype}, too coarse for curvature: use model.float() or model.double()")
 

@@ -9,24 +9,41 @@ tensor([1., 2.], dtype=torch.float64)
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
-from itertools import pairwise
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.autograd.graph import saved_tensors_hooks
 
 from ..vector import Vector
 from .objective import Objective, Selection
+from .products import (
+    Product,
+    central_difference,
+    double_backward,
+    forward_over_reverse,
+    gauss_newton,
+    gauss_newton_forward,
+    saved_bytes,
+    undifferentiable,
+)
 
-# Pieces of a vector in, pieces of its product out; batched: of several vectors, along a first dimension
-Product: TypeAlias = Callable[[Sequence[Tensor], bool], Sequence[Tensor]]
 Way: TypeAlias = Literal["auto", "graph", "fresh", "forward", "difference"]
 _WAYS = ("auto", "graph", "fresh", "forward", "difference")
+_SEVERAL = 4  # from so many vectors on a block is multiplied as one where that is faster
+_MOST_AT_ONCE = 256
+# Devices on which blocks go forward over reverse: where starting kernels takes longer than running them. On a CPU
+# the kept graph wins, one vector after another. Milliseconds per product there, one thread, a batch of 256 digits:
+#                 graph: 1    4   16   64 vectors   vmapped graph: 4   16   64   forward: 4   16   64
+#         MLP-3        5.4  5.0  5.7  4.6                        6.2  6.6  7.2          8.5  6.3  6.4
+#         CNN-5         19   19   19   20                         19   19   27           23   21   43
+_BLOCKS_FORWARD_ON = ("cuda",)
+_WORDS = {
+    "auto": "double backward, graphs kept as memory allows", "graph": "double backward, graphs kept",
+    "fresh": "double backward, fresh graphs", "forward": "forward over reverse",
+    "difference": "central differences",
+}  # fmt: skip
 
 
 class Linearised(NamedTuple):
@@ -48,10 +65,14 @@ class Operator:
         way: How products are computed. ``"graph"``: double backward on a graph that is kept; ``"fresh"``: double
             backward, graph built each time; ``"forward"``: forward over reverse; ``"difference"``: central
             difference of gradients, which works with every kernel at 1e-4 (float32) or 1e-8 (float64). ``"auto"``:
-            graphs are kept as far as `memory` reaches; if a model cannot be differentiated twice, the next that works.
-        memory: Bytes for kept graphs. A quarter of what is free on a GPU, otherwise 2 GiB.
-        chunk: How many vectors of a block are pushed through a graph at a time: 16 on a GPU, where that is up to five
-            times faster, otherwise 1. Fewer where memory or an operation does not allow it.
+            graphs are kept as far as `memory` reaches; on a GPU blocks go forward over reverse, if that agrees with
+            double backward on a first try; if a model cannot be differentiated twice, the next way that works.
+            `how` says what was chosen.
+        memory: Bytes for kept graphs, or for the vectors that are multiplied at once. A quarter of what is free on a
+            GPU, otherwise 2 GiB.
+        chunk: How many vectors of a block are multiplied at a time. As many as `memory` holds, up to 256, on a GPU,
+            where many cost little more than one. On a CPU, where they cost as much as one by one: 16 if forward
+            over reverse, otherwise 1. Fewer where memory or an operation does not allow it.
     """
 
     def __init__(
@@ -77,11 +98,13 @@ class Operator:
             self.objective = Objective(model, loss_fn, data, **options)
         self.way: Way = way
         self._next_ways: list[Way] = ["forward", "difference"] if way == "auto" else []
-        self.chunk = chunk or (16 if self.objective.device.type == "cuda" else 1)
+        self.chunk = chunk
         self.matvecs = 0
         self._memory = memory
-        self._kept: list[Linearised] = []
-        self._all_kept = False
+        self._blocks_by: Way | None = None  # how blocks are multiplied, once that was tried
+        self._at_once: dict[Way, int] = {}  # how many vectors at a time, by the way
+        self._kept: dict[Way, list[Linearised]] = {}
+        self._all_kept: set[Way] = set()
         self._state: Any = None
         self._loss: float | None = None
 
@@ -111,7 +134,7 @@ class Operator:
             got = tuple(other.shape) if isinstance(other, Tensor) else type(other).__name__
             raise ValueError(f"the operator multiplies a Vector or a tensor of {self.shape[0]} rows, got {got}")
         block = other.detach().to(self.device, self.dtype).reshape(self.shape[0], -1)
-        return self._multiply(block).reshape(other.shape)
+        return self._multiply(block.T).T.reshape(other.shape)
 
     def restricted(self, params: Selection) -> Operator:
         """The diagonal block of fewer parameters: a layer, a module, a pattern of names."""
@@ -130,92 +153,140 @@ class Operator:
 
     def forget(self) -> None:
         """Drop kept graphs, and with them the memory they hold."""
-        self._kept, self._all_kept = [], False
+        self._kept, self._all_kept = {}, set()
+
+    @property
+    def how(self) -> str:
+        """How products were computed, in words: single vectors, then blocks where that is another way."""
+        blocks = self._blocks_by or self.way
+        ways = [_WORDS[self.way]] if blocks == self.way else [_WORDS[self.way], f"blocks {_WORDS[blocks]}"]
+        at_once = self._at_once.get(blocks, 1)
+        return "; ".join(ways) + (f", {at_once} at a time" if at_once > 1 else "")
 
     # Products
 
-    def _multiply(self, block: Tensor) -> Tensor:
+    def _multiply(self, rows: Tensor) -> Tensor:
         if self._state != (state := self.objective.state()):  # the model was trained on: begin afresh
             self.forget()
             self._state, self._loss = state, None
-        total = self.objective.sums(*block.shape)
         while True:
+            total = self.objective.sums(*rows.shape)
+            way = self.way
             try:
-                with closing(self._linearised()) as batches:
+                way = self._way_for(rows)
+                known = way in self._all_kept
+                with closing(self._linearised(way)) as batches:
                     for linear in batches:
-                        total.add(linear.loss, linear.weight, self._push(linear.product, block))
+                        total.add(linear.loss, linear.weight, self._push(way, linear.product, rows))
                 break
             except (RuntimeError, NotImplementedError) as error:
-                if self.chunk > 1 and (isinstance(error, torch.OutOfMemoryError) or "vmap" in str(error)):
-                    self.chunk = self.chunk // 2 if isinstance(error, torch.OutOfMemoryError) else 1
-                elif self._next_ways and _undifferentiable(error):
-                    self.forget()
-                    self.way = self._next_ways.pop(0)
-                else:
-                    raise
-                total = self.objective.sums(*block.shape)
-        self._check_same(float(total.loss()))
-        self.matvecs += block.shape[1]
+                self._do_without(way, error)
+        if not known:  # a kept graph's loss cannot have changed
+            self._check_same(float(total.loss()))
+        self.matvecs += len(rows)
         return total.mean()
 
-    def _linearised(self) -> Generator[Linearised, None, None]:
-        objective = self.objective
-        if self._all_kept:
-            with objective.exact():
-                yield from self._kept
+    def _do_without(self, way: Way, error: Exception) -> None:
+        """After an error: fewer vectors at once, or another way; an error that neither can mend is raised."""
+        at_once, out_of_memory = self._at_once.get(way, 1), isinstance(error, torch.OutOfMemoryError)
+        if at_once > 1 and (out_of_memory or "vmap" in str(error)):
+            self._at_once[way] = at_once // 2 if out_of_memory else 1
+        elif self._next_ways and undifferentiable(error):
+            self.forget()
+            self.way, self._blocks_by = self._next_ways.pop(0), None
+        else:
+            raise error
+
+    def _way_for(self, rows: Tensor) -> Way:
+        """The way for so many vectors. For blocks on a GPU it is tried once, on a batch, against double backward."""
+        way = self.way
+        if way == "auto" and len(rows) >= _SEVERAL and self.chunk != 1 and self.device.type in _BLOCKS_FORWARD_ON:
+            self._blocks_by = way = self._blocks_by or ("forward" if self._forward_agrees(rows[:2]) else "auto")
+        if len(rows) > 1 and way not in self._at_once:
+            self._at_once[way] = self.chunk or self._affordable(way)
+        return way
+
+    def _forward_agrees(self, rows: Tensor) -> bool:
+        """Whether vmapped forward over reverse works with this model, and gives what double backward gives."""
+        with self._first_batch() as batch:
+            backward, _ = self._linearise("graph", self._weights(), batch)
+            expected = torch.cat([self._push("graph", backward, row.unsqueeze(0)) for row in rows])
+            try:
+                forward, _ = self._linearise("forward", self._weights(), batch)
+                self._at_once["forward"] = len(rows)
+                found = self._push("forward", forward, rows)
+            except (RuntimeError, NotImplementedError):  # no forward derivative, or an operation that vmap cannot take
+                return False
+            finally:
+                self._at_once.pop("forward", None)
+        tolerance = 1e-3 if self.dtype == torch.float32 else 1e-8
+        return bool((found - expected).norm() <= tolerance * expected.norm())
+
+    def _affordable(self, way: Way) -> int:
+        """How many vectors to multiply at a time."""
+        if way == "difference":
+            return 1
+        if self.device.type == "cpu":
+            return 16 if way == "forward" else 1
+        with self._first_batch() as batch:
+            return min(max(self._room(batch), 1), _MOST_AT_ONCE)
+
+    @contextmanager
+    def _first_batch(self) -> Iterator[Any]:
+        with self.objective.quiet(), closing(self.objective.batches()) as batches:
+            yield next(batches)[0]
+
+    def _weights(self) -> list[Tensor]:
+        return [w.detach().requires_grad_() for w in self.objective.weights()]
+
+    def _linearised(self, way: Way) -> Generator[Linearised, None, None]:
+        objective, kept = self.objective, self._kept.setdefault(way, [])
+        graph = way in ("auto", "graph")
+        if way in self._all_kept:
+            with objective.exact() if graph else objective.quiet():  # without a graph the model is called again
+                yield from kept
             return
         with objective.quiet():
             room = None
             for index, (batch, weight) in enumerate(objective.batches()):
-                if index < len(self._kept):
-                    yield self._kept[index]
+                if index < len(kept):
+                    yield kept[index]
                     continue
-                if index == 1 and self.way == "auto":
+                if index == 1 and way == "auto":
                     room = self._room(batch)
-                weights = [w.detach().requires_grad_() for w in objective.weights()]
-                product, loss = self._linearise(weights, batch)
+                product, loss = self._linearise(way, self._weights(), batch)
                 linear = Linearised(product, loss.detach(), weight)
                 yield linear
-                if self.way == "graph" or (self.way == "auto" and (index == 0 or (room or 0) > index)):
-                    self._kept.append(linear)
-            self._all_kept = len(self._kept) == index + 1 if self._kept else False
+                light = way in ("forward", "difference") and objective.cached  # nothing but the batch is held
+                if light or way == "graph" or (way == "auto" and (index == 0 or (room or 0) > index)):
+                    kept.append(linear)
+            if kept and len(kept) == index + 1:
+                self._all_kept.add(way)
 
     def _room(self, batch: Any) -> int:
-        """For how many batches the graphs fit into memory: the saved tensors of one are counted."""
-        sizes: dict[int, int] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
-            return tensor.detach()
-
-        weights = [w.detach().requires_grad_() for w in self.objective.weights()]
-        with saved_tensors_hooks(pack, lambda tensor: tensor):
-            self._linearise(weights, batch)
-        for weight in weights:
-            sizes.pop(weight.untyped_storage().data_ptr(), None)
+        """How many graphs like that of a batch fit into memory: what one of them saves is counted."""
         memory = self._memory
         if memory is None:
             on_gpu = self.device.type == "cuda"
             memory = torch.cuda.mem_get_info(self.device)[0] // 4 if on_gpu else 2 * 2**30
-        return memory // max(sum(sizes.values()), 1)
+        weights = self._weights()
+        return memory // saved_bytes(lambda: self._linearise("graph", weights, batch), apart_from=weights)
 
-    def _push(self, product: Product, block: Tensor) -> Tensor:
-        """The vectors of a block through one batch, one after another or several at a time."""
-        several = self.chunk if self.way in ("auto", "graph", "fresh") else 1
+    def _push(self, way: Way, product: Product, rows: Tensor) -> Tensor:
+        """Vectors through one batch, one after another or several at a time."""
         params = self.objective.space.params
         done = []
-        for part in block.T.split(max(several, 1)):
+        for part in rows.split(self._at_once.get(way, 1)):
             batched = len(part) > 1
             pieces = part.split([p.numel() for p in params], dim=1)
             lead = (len(part),) if batched else ()
             vectors = [piece.reshape(*lead, *p.shape).to(p) for piece, p in zip(pieces, params, strict=True)]
             results = product(vectors, batched)
-            rows = [
+            flat = [
                 r.detach().expand(*lead, *p.shape).reshape(len(part), -1) for r, p in zip(results, params, strict=True)
             ]
-            done.append(torch.cat([r.to(self.device, self.dtype) for r in rows], dim=1))
-        return (done[0] if len(done) == 1 else torch.cat(done)).T
+            done.append(torch.cat([r.to(self.device, self.dtype) for r in flat], dim=1))
+        return done[0] if len(done) == 1 else torch.cat(done)
 
     def _check_same(self, loss: float) -> None:
         if self._loss is None:
@@ -226,29 +297,9 @@ class Operator:
                 "model is random (augmentation, sampling); pass a list of batches, or a larger cache_bytes"
             )
 
-    def _linearise(self, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
+    def _linearise(self, way: Way, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
         """How to multiply by one batch's matrix, and the batch's loss."""
         raise TypeError("use Hessian or GaussNewton")
-
-
-def _require_twice_differentiable(grads: Sequence[Tensor]) -> None:
-    """Refuse a graph through an operation that is differentiable only once: its second derivative would read zero."""
-    seen: set[Any] = set()
-    ahead = [g.grad_fn for g in grads]
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name().endswith("Error"):
-            raise NotImplementedError("an operation in the model cannot be differentiated twice")
-        ahead += [following for following, _ in node.next_functions]
-
-
-def _undifferentiable(error: Exception) -> bool:
-    """Whether an operation lacks a derivative that this way needs."""
-    words = ("not implemented", "does not support", "differentiate twice", "ZeroTensors are immutable")
-    return isinstance(error, NotImplementedError) or any(w in str(error) for w in words)
 
 
 class Hessian(Operator):
@@ -261,76 +312,12 @@ class Hessian(Operator):
     ((26, 26), ['0', '2'])
     """
 
-    def _linearise(self, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
-        objective = self.objective
-        if self.way == "difference":
-            return self._central_difference(weights, batch)
-        if self.way == "forward":
-            return self._forward_over_reverse(weights, batch)
-        loss = objective.differentiable(objective.evaluate(weights, batch)[1])
-        grads = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
-        curved = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
-        if self._loss is None:
-            _require_twice_differentiable([grads[i] for i in curved])
-
-        def product(vector: Sequence[Tensor], batched: bool) -> Sequence[Tensor]:
-            if not curved:  # the loss is linear in the weights
-                return [torch.zeros_like(w) for w in weights]
-            outer, inner = [grads[i] for i in curved], [vector[i] for i in curved]
-            return torch.autograd.grad(
-                outer, weights, inner,
-                retain_graph=True, allow_unused=True, materialize_grads=True, is_grads_batched=batched,
-            )  # fmt: skip
-
-        return product, loss
-
-    def _forward_over_reverse(self, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
-        loss = self.objective.evaluate(weights, batch)[1]
-
-        def product(vector: Sequence[Tensor], batched: bool) -> Sequence[Tensor]:
-            with warnings.catch_warnings(), forward_ad.dual_level():
-                warnings.simplefilter("ignore", DeprecationWarning)  # torch's own use of torch.jit in here
-                dual = [forward_ad.make_dual(w, v) for w, v in zip(weights, vector, strict=True)]
-                moving = self.objective.differentiable(self.objective.evaluate(dual, batch)[1])
-                grads = torch.autograd.grad(moving, dual, allow_unused=True, materialize_grads=True)
-                tangents = [forward_ad.unpack_dual(g).tangent for g in grads]
-            return [torch.zeros_like(w) if t is None else t for w, t in zip(weights, tangents, strict=True)]
-
-        return product, loss
-
-    def _central_difference(self, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
-        """(g(w + hv̂) − g(w − hv̂))‖v‖/2h for three steps h, a factor of ten apart.
-
-        The best h differs by direction by a factor of a hundred. Between two steps the truncation error falls by
-        100 and the rounding error grows by 10. So if the last two differ much less than the first two, truncation
-        rules and the smallest step is the best; otherwise the middle one is.
-        """
-        objective = self.objective
-        fixed = [w.detach() for w in weights]
-        size = float(torch.linalg.vector_norm(objective.flat(fixed))) or 1.0
-        steps = [size * (1e-2 if objective.dtype == torch.float32 else 1e-3) / 10**k for k in range(3)]
-
-        def gradient(point: list[Tensor]) -> Tensor:
-            point = [p.detach().requires_grad_() for p in point]
-            loss = objective.differentiable(objective.evaluate(point, batch)[1])
-            return objective.flat(torch.autograd.grad(loss, point, allow_unused=True, materialize_grads=True))
-
-        def product(vector: Sequence[Tensor], batched: bool) -> Sequence[Tensor]:
-            length = float(torch.linalg.vector_norm(objective.flat(vector)))
-            if length == 0:
-                return [torch.zeros_like(v) for v in vector]
-            found = []
-            for step in steps:
-                shift = step / length
-                ahead = gradient([w + shift * v for w, v in zip(fixed, vector, strict=True)])
-                behind = gradient([w - shift * v for w, v in zip(fixed, vector, strict=True)])
-                found.append((ahead - behind) / (2 * shift))
-            first, second = (torch.linalg.vector_norm(a - b) for a, b in pairwise(found))
-            return objective.vector(found[2] if first > 10 * second else found[1]).tensors
-
-        with torch.no_grad():
-            loss = objective.evaluate(fixed, batch)[1]
-        return product, loss
+    def _linearise(self, way: Way, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
+        if way == "difference":
+            return central_difference(self.objective, weights, batch)
+        if way == "forward":
+            return forward_over_reverse(self.objective, weights, batch)
+        return double_backward(self.objective, weights, batch, check=self._loss is None)
 
 
 class GaussNewton(Operator):
@@ -341,36 +328,14 @@ class GaussNewton(Operator):
     """
 
     def __init__(self, *args: Any, way: Way = "auto", **options: Any):
-        if way in ("forward", "difference"):
-            raise ValueError(f'GaussNewton knows way "graph" and "fresh", not {way!r}')
+        if way == "difference":
+            raise ValueError('GaussNewton knows way "graph", "fresh" and "forward", not "difference"')
         super().__init__(*args, way=way, **options)
-        self._next_ways = []
+        self._next_ways = ["forward"] if way == "auto" else []
 
-    def _linearise(self, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
-        objective = self.objective
-        output, loss = objective.evaluate(weights, batch)
-        objective.differentiable(loss)
-        if not isinstance(output, Tensor):
-            raise TypeError(f"GaussNewton needs a model whose output is a tensor, got {type(output).__name__}")
-        (slope,) = torch.autograd.grad(loss, output, create_graph=True)
-        dual = torch.zeros_like(output, requires_grad=True)  # Jᵀu as a function of u: its derivative is J
-        pulled = torch.autograd.grad(
-            output, weights, dual, create_graph=True, allow_unused=True, materialize_grads=True
-        )
-        used = [i for i, p in enumerate(pulled) if p.requires_grad]
-
-        def product(vector: Sequence[Tensor], batched: bool) -> Sequence[Tensor]:
-            if not slope.requires_grad:  # the loss is linear in the outputs
-                return [torch.zeros_like(w) for w in weights]
-            outer, inner = [pulled[i] for i in used], [vector[i] for i in used]
-            moved = torch.autograd.grad(outer, dual, inner, retain_graph=True, is_grads_batched=batched)
-            bent = torch.autograd.grad(slope, output, moved, retain_graph=True, is_grads_batched=batched)
-            return torch.autograd.grad(
-                output, weights, bent,
-                retain_graph=True, allow_unused=True, materialize_grads=True, is_grads_batched=batched,
-            )  # fmt: skip
-
-        return product, loss
+    def _linearise(self, way: Way, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
+        make = gauss_newton_forward if way == "forward" else gauss_newton
+        return make(self.objective, weights, batch)
 
 
 class Scaled:

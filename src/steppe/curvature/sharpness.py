@@ -127,10 +127,11 @@ def sharpness(
     columns = []  # one per draw: samples by pairs
     with Progress(f"sharpness {measure.name}", progress) as bar:
         for index, draw in enumerate(draws):
-            rows = []
-            for done in range(samples):
-                rows.append(values_of(draw(1, values_of.size, generator)[0]))
-                bar((index + (done + 1) / samples) / len(draws))
+            rows: list[Tensor] = []
+            while len(rows) < samples:
+                count = min(values_of.at_once, samples - len(rows))
+                rows += values_of(torch.cat([draw(1, values_of.size, generator) for _ in range(count)]))
+                bar((index + len(rows) / samples) / len(draws))
             columns.append(torch.stack(rows).double().cpu())
     means = _components(measure, columns)
     pseudo = _jackknife(measure, means)
@@ -146,12 +147,13 @@ class _Products:
     def __init__(self, target: Any):
         self.operator = Hessian(target) if isinstance(target, Objective) else target
         self.size = int(self.operator.shape[0])
+        self.at_once = max(min(16, 2**27 // self.size), 1)  # no more than about a gigabyte
         self.evaluations = 0
 
-    def __call__(self, v: Tensor) -> Tensor:
-        self.evaluations += 1
-        v = v.to(self.operator.device, self.operator.dtype)
-        return (v @ (self.operator @ v) / 2).reshape(1)
+    def __call__(self, rows: Tensor) -> Tensor:
+        self.evaluations += len(rows)
+        rows = rows.to(self.operator.device, self.operator.dtype)
+        return ((rows * (self.operator @ rows.T).T).sum(1) / 2).unsqueeze(1)
 
 
 class _Losses:
@@ -160,16 +162,16 @@ class _Losses:
     def __init__(self, objective: Objective, rho: float, antithetic: bool):
         self.objective, self.rho = objective, rho
         self.signs = (1.0, -1.0) if antithetic else (1.0,)
-        self.size = objective.size
+        self.size, self.at_once = objective.size, 1
         self.here = objective.loss()
         self.evaluations = 1
 
-    def __call__(self, v: Tensor) -> Tensor:
+    def __call__(self, rows: Tensor) -> Tensor:
         self.evaluations += len(self.signs)
-        vector = self.objective.vector(v.to(self.objective.device, self.objective.dtype))
-        return torch.stack(
-            [(self.objective.loss(sign * self.rho * vector) - self.here) / self.rho**2 for sign in self.signs]
-        )
+        (v,) = rows.to(self.objective.device, self.objective.dtype)
+        vector = self.objective.vector(v)
+        values = [(self.objective.loss(sign * self.rho * vector) - self.here) / self.rho**2 for sign in self.signs]
+        return torch.stack(values).unsqueeze(0)
 
 
 def _components(measure: Measure, columns: list[Tensor]) -> list[Tensor]:

@@ -11,30 +11,33 @@ holds them leaves little for the probes to be wrong about.
 
 >>> A = torch.diag(torch.tensor([100.0] + 99 * [0.01]).double())
 >>> found = trace(A)
->>> round(found.value, 4), found.matvecs < 50
+>>> round(found.value, 4), found.matvecs < 100
 (100.99, True)
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .krylov import Krylov, random_signs
 from .progress import Progress
-from .results import Estimate
+from .results import Estimate, mean_and_error
+from .saving import Checkpoint, loss_of
 
 TraceMethod: TypeAlias = Literal["krylov", "hutchinson", "hutch++", "xtrace"]
 FrobeniusMethod: TypeAlias = Literal["krylov", "hutchinson"]
 _PILOT = 8  # probes that decide how large the basis gets; they do not enter the estimate
 # Probes in an estimate; with fewer, 3 standard errors are too often too little. Squared norms are skewed.
-_LEAST, _LEAST_SKEWED = 30, 100
-_AT_ONCE = 16  # probes multiplied together
+_LEAST, _LEAST_SKEWED = 60, 160
+_AT_ONCE, _AT_ONCE_ON_GPU = 16, 128  # probes multiplied together
+_BLOCK = 8  # start vectors of a basis: a block's products and inner products cost little more than one vector's
 _PROBES_APART = 0x5EED  # keeps the probes' random stream away from the start block's
 
 
@@ -46,24 +49,21 @@ def trace(
     max_matvecs: int = 2000,
     seed: int = 0,
     max_basis: int = 256,
+    checkpoint: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Estimate:
     """The trace. Stops when the standard error is at most `rtol` of the estimate, or after `max_matvecs` products.
 
-    `operator` may be a `Krylov` run: its basis is used and, while that pays, extended.
+    `operator` may be a `Krylov` run: its basis is used and, while that pays, extended. With a `checkpoint` the samples
+    are saved about once a minute, and found again when the same call is made anew; the basis goes to a second file
+    beside it, or to the run's own checkpoint.
     """
-    _check(rtol, max_matvecs)
-    limits = {"rtol": rtol, "max_matvecs": max_matvecs, "progress": progress}
-    if method == "krylov":
-        return _Probing(operator, _trace_samples, seed, "trace", **limits).with_krylov(max_basis)
-    probing = _Probing(_plain(operator), _trace_samples, seed, "trace", **limits)
-    if method == "hutchinson":
-        return probing.plain()
-    if method == "hutch++":
-        return probing.with_sketch()
+    if method not in ("krylov", "hutchinson", "hutch++", "xtrace"):
+        raise ValueError(f'method must be "krylov", "hutchinson", "hutch++" or "xtrace", not {method!r}')
+    limits = _Limits("trace", method, rtol, max_matvecs, max_basis, seed)
     if method == "xtrace":
-        return _xtrace(_plain(operator), seed, **limits)
-    raise ValueError(f'method must be "krylov", "hutchinson", "hutch++" or "xtrace", not {method!r}')
+        return _xtrace(_plain(operator), limits, checkpoint, progress)
+    return _Probing(operator, _trace_samples, limits, checkpoint, progress).estimate()
 
 
 def frobenius_squared(
@@ -74,6 +74,7 @@ def frobenius_squared(
     max_matvecs: int = 2000,
     seed: int = 0,
     max_basis: int = 256,
+    checkpoint: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Estimate:
     """‖A‖²_F, the sum of the squared eigenvalues. Arguments as in `trace`.
@@ -82,13 +83,10 @@ def frobenius_squared(
     >>> frobenius_squared(A).value
     25.0
     """
-    _check(rtol, max_matvecs)
-    limits = {"rtol": rtol, "max_matvecs": max_matvecs, "progress": progress}
-    if method == "krylov":
-        return _Probing(operator, _frobenius_samples, seed, "Frobenius norm", **limits).with_krylov(max_basis)
-    if method == "hutchinson":
-        return _Probing(_plain(operator), _frobenius_samples, seed, "Frobenius norm", **limits).plain()
-    raise ValueError(f'method must be "krylov" or "hutchinson", not {method!r}')
+    if method not in ("krylov", "hutchinson"):
+        raise ValueError(f'method must be "krylov" or "hutchinson", not {method!r}')
+    limits = _Limits("Frobenius norm", method, rtol, max_matvecs, max_basis, seed)
+    return _Probing(operator, _frobenius_samples, limits, checkpoint, progress).estimate()
 
 
 # What a probe contributes, given z without the basis (rows) and its product
@@ -103,74 +101,118 @@ def _frobenius_samples(probes: Tensor, products: Tensor) -> Tensor:
     return products.square().sum(1, dtype=torch.float64).cpu()
 
 
+class _Limits(NamedTuple):
+    """What was asked for."""
+
+    title: str
+    method: str
+    rtol: float
+    max_matvecs: int
+    max_basis: int
+    seed: int
+
+    def check(self) -> None:
+        if self.rtol <= 0:
+            raise ValueError(f"rtol must be positive, got {self.rtol}")
+        if self.max_matvecs < _LEAST_SKEWED + _PILOT:
+            raise ValueError(f"max_matvecs must be at least {_LEAST_SKEWED + _PILOT}, got {self.max_matvecs}")
+
+    def identity(self, operator: Any) -> dict[str, Any]:
+        """What must agree for saved samples to be these."""
+        return {**self._asdict(), "size": int(operator.shape[0]), "loss": loss_of(operator)}
+
+
 class _Probing:
     """Draws probes, takes a basis out of them, and averages until the error is small enough."""
 
     def __init__(
-        self, operator: Any, samples: Samples, seed: int, title: str,
-        *, rtol: float, max_matvecs: int, progress: bool | None,
+        self, operator: Any, samples: Samples, limits: _Limits,
+        checkpoint: str | os.PathLike[str] | None, progress: bool | None,
     ):  # fmt: skip
+        limits.check()
         self.run = operator if isinstance(operator, Krylov) else None
         self.operator: Any = _plain(operator)
-        self.samples_of, self.seed, self.title = samples, seed, title
-        self.rtol, self.max_matvecs, self.show = rtol, max_matvecs, progress
+        self.samples_of, self.limits, self.show = samples, limits, progress
+        self.rtol, self.max_matvecs, self.seed = limits.rtol, limits.max_matvecs, limits.seed
         self.size = int(self.operator.shape[0])
-        self.generator = torch.Generator().manual_seed(seed ^ _PROBES_APART)
+        self.generator = torch.Generator().manual_seed(self.seed ^ _PROBES_APART)
         self.least = _LEAST if samples is _trace_samples else _LEAST_SKEWED
         self.begun = time.monotonic()
         self.matvecs = 0
+        self.checkpoint = Checkpoint(checkpoint, lambda: limits.identity(self.operator))
+
+    def estimate(self) -> Estimate:
+        method = self.limits.method
+        if method == "krylov":
+            return self.with_krylov()
+        return self.with_sketch() if method == "hutch++" else self.finish(None, 0.0)
 
     def multiply(self, rows: Tensor) -> Tensor:
         self.matvecs += len(rows)
-        return (self.operator @ rows.T.contiguous()).T
+        return (self.operator @ rows.T).T
 
     def draw(self, count: int) -> Tensor:
         return random_signs(count, self.size, self.generator, self.operator)
-
-    def plain(self) -> Estimate:
-        return self.finish(None, 0.0, "hutchinson")
 
     def with_sketch(self) -> Estimate:
         """Q = orth(AS) for random signs S: a third of the products, by the usual split."""
         columns = max(min(self.max_matvecs // 3, self.size, 24), 1)
         basis = torch.linalg.qr(self.multiply(self.draw(columns)).T)[0].T.contiguous()
         exact = float(self.samples_of(basis, self.multiply(basis)).sum())
-        return self.finish(basis, exact, "hutch++")
+        return self.finish(basis, exact)
 
-    def with_krylov(self, max_basis: int) -> Estimate:
+    def with_krylov(self) -> Estimate:
         """Q = a Krylov space, grown as long as that saves more probes than it costs products.
 
         The pilot probes' products are kept. With AQ known they say at no cost what each larger Q would leave. They
-        are then thrown away: an estimate from the probes that chose Q would look surer than it is.
+        are then thrown away: an estimate from the probes that chose Q would look surer than it is. Where the growing
+        has come to is noted in the run and saved with it.
         """
-        run = self.run or Krylov(self.operator, seed=self.seed)
-        spent, most = run.matvecs, min(max_basis, self.size, run.max_basis)
+        path = self.checkpoint.path
+        beside = None if path is None else path.with_name(path.name + ".basis")
+        run = self.run or Krylov(self.operator, block=min(_BLOCK, self.size), seed=self.seed, checkpoint=beside)
         pilot = self.draw(_PILOT)
+        key = f"{', '.join(map(str, self.limits))}, {run.restarts}"
+        if key not in run.notes:
+            run.notes[key] = {"spent": run.matvecs, "dimension": run.dimension, "in_vain": 0, "done": False}
+        now = run.notes[key]
+        if not now["done"]:
+            self.grow(run, now, pilot)
+            run.save()
+        self.matvecs = _PILOT + now["matvecs"]
+        if now["complete"]:
+            rounding = torch.finfo(run.dtype).eps * float(run.projection.norm()) * self.size**0.5
+            return Estimate.exact(now["exact"], rounding, **self.cost())
+        return self.finish(run.basis[: now["dimension"]], now["exact"], first=now["probes"])
+
+    def grow(self, run: Krylov, now: dict[str, Any], pilot: Tensor) -> None:
+        """Extend the basis while that pays."""
+        most = min(self.limits.max_basis, self.size, run.max_basis)
         products = self.multiply(pilot)
         values = self.residual_samples(run, pilot, products)
-        in_vain = 0
-        with Progress(self.title, self.show) as bar:
-            while in_vain < 2:
-                chunk = min(max(8, run.dimension // 8), most - run.dimension)
-                before = self.probes_needed(values, values)
-                if chunk <= 0 or before < _LEAST / 4 or self.matvecs + run.matvecs - spent + chunk > self.max_matvecs:
-                    break
-                goal = run.dimension + chunk
-                while run.dimension < goal:
-                    run.step()
-                grown = self.residual_samples(run, pilot, products)
-                saved = self.probes_needed(values, grown) - self.probes_needed(grown, grown)
-                in_vain = 0 if saved > chunk or before > self.size == most else in_vain + 1
-                values = grown
-                bar(run.dimension / most, f"{run.dimension} directions, about {before:.0f} probes to go")
-        run.save()
-        self.matvecs += run.matvecs - spent
-        exact = float(self.exact_part(run))
-        if run.complete:
-            rounding = torch.finfo(run.dtype).eps * float(run.projection.norm()) * self.size**0.5
-            rest = {"matvecs": self.matvecs, "seconds": self.elapsed, "seed": self.seed, "method": "krylov"}
-            return Estimate.exact(exact, rounding, **rest)
-        return self.finish(run.basis, exact, "krylov", first=self.probes_needed(values, values))
+        run.saves_itself = False  # only between two decisions, so that a resumed run decides alike
+        try:
+            with Progress(self.limits.title, self.show) as bar:
+                while now["in_vain"] < 2:
+                    chunk = min(max(8, run.dimension // 8), most - run.dimension)
+                    before = self.probes_needed(values, values)
+                    spent = _PILOT + run.matvecs - now["spent"]
+                    if chunk <= 0 or before < _LEAST / 4 or spent + chunk > self.max_matvecs:
+                        break
+                    goal = run.dimension + chunk
+                    while run.dimension < goal:
+                        run.step()
+                    grown = self.residual_samples(run, pilot, products)
+                    saved = self.probes_needed(values, grown) - self.probes_needed(grown, grown)
+                    now["in_vain"] = 0 if saved > chunk or before > self.size == most else now["in_vain"] + 1
+                    values = grown
+                    run.save_now_and_then()
+                    bar(run.dimension / most, f"{run.dimension} directions, about {before:.0f} probes to go")
+        finally:
+            run.saves_itself = True
+        now["matvecs"], now["dimension"], now["complete"] = run.matvecs - now["spent"], run.dimension, run.complete
+        now["exact"], now["probes"] = float(self.exact_part(run)), self.probes_needed(values, values)
+        now["done"] = True
 
     def exact_part(self, run: Krylov) -> Tensor:
         if self.samples_of is _trace_samples:
@@ -191,67 +233,94 @@ class _Probing:
         spread = float(values.std())
         return 0.0 if spread == 0 else float("inf") if target == 0 else (spread / target) ** 2
 
-    def finish(self, basis: Tensor | None, exact: float, method: str, first: float = 0.0) -> Estimate:
+    def finish(self, basis: Tensor | None, exact: float, first: float = 0.0) -> Estimate:
         """Probe what the basis leaves, until the error is small enough."""
-        samples = torch.empty(0, dtype=torch.float64)
-        wanted = first
-        with Progress(self.title, self.show) as bar:
+        now: dict[str, Any] = {"samples": torch.empty(0, dtype=torch.float64), "wanted": first, "goal": 0}
+        if (found := self.checkpoint.load()) is not None:
+            now = found
+            self.generator.set_state(now["generator"])
+            self.matvecs += len(now["samples"])
+            self.begun -= now["seconds"]
+
+        def state() -> dict[str, Any]:
+            return {**now, "generator": self.generator.get_state(), "seconds": self.elapsed}
+
+        samples = now["samples"]
+        with Progress(self.limits.title, self.show) as bar:
             while True:
+                while len(samples) < now["goal"]:
+                    probes = self.draw(min(self.at_once, now["goal"] - len(samples)))
+                    if basis is not None and len(basis):
+                        probes -= (probes @ basis.T) @ basis
+                    now["samples"] = samples = torch.cat([samples, self.samples_of(probes, self.multiply(probes))])
+                    self.checkpoint.save(state)
+                    bar(self.matvecs / self.max_matvecs, f"{len(samples)} probes of about {now['goal']}")
+                if len(samples):
+                    value, error, *_ = mean_and_error(samples + exact)
+                    if error <= self.rtol * abs(value) or self.matvecs >= self.max_matvecs:
+                        break
+                    now["wanted"] = 1.1 * len(samples) * (error / (self.rtol * abs(value) or error)) ** 2 + 1
                 # Few and large steps: an estimate that stops at the first lucky moment looks surer than it is.
                 affordable = max(self.max_matvecs - self.matvecs, 0 if len(samples) else self.least)
-                wanted = min(max(wanted, self.least), len(samples) + affordable, 4 * max(len(samples), self.least))
-                while len(samples) < wanted:
-                    probes = self.draw(min(_AT_ONCE, math.ceil(wanted) - len(samples)))
-                    if basis is not None and len(basis):
-                        for _ in range(2):
-                            probes -= (probes @ basis.T) @ basis
-                    samples = torch.cat([samples, self.samples_of(probes, self.multiply(probes))])
-                    bar(self.matvecs / self.max_matvecs, f"{len(samples)} probes of about {wanted:.0f}")
-                value, error = float(samples.mean()) + exact, float(samples.std()) / len(samples) ** 0.5
-                if error <= self.rtol * abs(value) or self.matvecs >= self.max_matvecs:
-                    break
-                wanted = 1.1 * self.probes_needed(samples, samples + exact) + 1
-        return Estimate.of(
-            samples + exact, rtol=self.rtol, matvecs=self.matvecs, seconds=self.elapsed, seed=self.seed, method=method
-        )
+                most = min(len(samples) + affordable, 4 * max(len(samples), self.least))
+                now["goal"] = math.ceil(min(max(now["wanted"], self.least), most))
+        self.checkpoint.save(state, now=True)
+        return Estimate.of(samples + exact, rtol=self.rtol, **self.cost())
+
+    def cost(self) -> dict[str, Any]:
+        how = getattr(self.operator, "how", "")
+        rest = {"seconds": self.elapsed, "seed": self.seed, "method": self.limits.method, "how": how}
+        return {"matvecs": self.matvecs, **rest}
+
+    @property
+    def at_once(self) -> int:
+        """Probes multiplied together: on a GPU many, but no more than a quarter of a gigabyte."""
+        fit = 2**28 // (self.size * torch.finfo(self.operator.dtype).bits // 8)
+        return max(min(fit, _AT_ONCE if self.operator.device.type == "cpu" else _AT_ONCE_ON_GPU), 1)
 
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self.begun
 
 
-def _xtrace(operator: Any, seed: int, *, rtol: float, max_matvecs: int, progress: bool | None) -> Estimate:
+def _xtrace(operator: Any, limits: _Limits, path: str | os.PathLike[str] | None, progress: bool | None) -> Estimate:
     """Every probe is measured against the basis that all the others span; twice the probes' number of products."""
-    begun, size = time.monotonic(), int(operator.shape[0])
-    generator = torch.Generator().manual_seed(seed ^ _PROBES_APART)
-    probes = torch.empty(size, 0, device=operator.device, dtype=operator.dtype)
-    images, basis, mapped = probes, probes, probes
+    limits.check()
+    begun, size, rtol = time.monotonic(), int(operator.shape[0]), limits.rtol
+    generator = torch.Generator().manual_seed(limits.seed ^ _PROBES_APART)
+    empty = torch.empty(size, 0, device=operator.device, dtype=operator.dtype)
+    images, basis, mapped = empty, empty, empty
+    checkpoint = Checkpoint(path, lambda: limits.identity(operator))
+    if (saved := checkpoint.load()) is not None:
+        images, basis, mapped = (saved[name].to(empty) for name in ("images", "basis", "mapped"))
+        begun -= saved["seconds"]
+    probes = random_signs(images.shape[1], size, generator, operator).T
     with Progress("trace", progress) as bar:
         while True:
+            if probes.shape[1]:
+                samples = _leave_one_out(probes, images, basis, mapped)
+                value, error, *_ = mean_and_error(samples)
+                spent = 2 * probes.shape[1]
+                bar(spent / limits.max_matvecs, f"relative error {error / max(abs(value), 1e-300):.1%}")
+                if error <= rtol * abs(value) or spent == 2 * size or 3 * spent // 2 > limits.max_matvecs:
+                    break
             grown = min(max(_LEAST, images.shape[1] * 3 // 2), size)
             fresh = random_signs(grown - probes.shape[1], size, generator, operator).T
             probes = torch.cat([probes, fresh], dim=1)
-            images = torch.cat([images, operator @ fresh.contiguous()], dim=1)
+            images = torch.cat([images, operator @ fresh], dim=1)
             q = torch.linalg.qr(images)[0]
-            q[:, : basis.shape[1]] = basis  # the same up to sign: what was multiplied already stays
-            new = q[:, basis.shape[1] :]
+            new = q[:, basis.shape[1] :]  # the columns before are the same up to sign: they stay as multiplied
             new -= basis @ (basis.T @ new)
             basis = torch.cat([basis, torch.linalg.qr(new)[0]], dim=1)
-            mapped = torch.cat([mapped, operator @ basis[:, mapped.shape[1] :].contiguous()], dim=1)
-            samples = _leave_one_out(probes, images, basis, mapped)
-            error = float(samples.std() / len(samples) ** 0.5)
-            value = float(samples.mean())
-            spent = 2 * probes.shape[1]
-            bar(spent / max_matvecs, f"relative error {error / max(abs(value), 1e-300):.1%}")
-            if error <= rtol * abs(value) or grown == size or 3 * spent // 2 > max_matvecs:
-                break
+            mapped = torch.cat([mapped, operator @ basis[:, mapped.shape[1] :]], dim=1)
+            parts = {"images": images.cpu(), "basis": basis.cpu(), "mapped": mapped.cpu()}
+            checkpoint.save(lambda parts=parts: {**parts, "seconds": time.monotonic() - begun}, now=True)
+    how = getattr(operator, "how", "")
+    rest = {"seconds": time.monotonic() - begun, "seed": limits.seed, "method": "xtrace", "how": how}
     if probes.shape[1] == size:  # the basis spans everything
-        value = float((basis * mapped).sum())
         rounding = torch.finfo(basis.dtype).eps * float(mapped.norm()) * size**0.5
-        seconds = time.monotonic() - begun
-        return Estimate.exact(value, rounding, matvecs=spent, seconds=seconds, seed=seed, method="xtrace")
-    seconds = time.monotonic() - begun
-    return Estimate.of(samples, rtol=rtol, matvecs=spent, seconds=seconds, seed=seed, method="xtrace")
+        return Estimate.exact(float((basis * mapped).sum()), rounding, matvecs=spent, **rest)
+    return Estimate.of(samples, rtol=rtol, matvecs=spent, **rest)
 
 
 def _leave_one_out(probes: Tensor, images: Tensor, basis: Tensor, mapped: Tensor) -> Tensor:
@@ -271,10 +340,3 @@ def _leave_one_out(probes: Tensor, images: Tensor, basis: Tensor, mapped: Tensor
 
 def _plain(operator: Any) -> Any:
     return operator.operator if isinstance(operator, Krylov) else operator
-
-
-def _check(rtol: float, max_matvecs: int) -> None:
-    if rtol <= 0:
-        raise ValueError(f"rtol must be positive, got {rtol}")
-    if max_matvecs < _LEAST_SKEWED + _PILOT:
-        raise ValueError(f"max_matvecs must be at least {_LEAST_SKEWED + _PILOT}, got {max_matvecs}")

@@ -1,0 +1,136 @@
+"""Writes docs/papers.md and its figures from the kept results: run it after `steppe paper collect`.
+
+python docs/make_papers.py
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from steppe.papers import Experiment, experiments, modules
+from steppe.papers.claims import NOT_REPRODUCED, NOT_RUN, REPRODUCED, SMALLER
+from steppe.papers.figures import FIGURES, draw
+from steppe.papers.runs import Results
+from steppe.papers.show import HEADER, Line, fair, findings, lines, matrix, offset, run_on
+
+DOCS = Path(__file__).parent
+FOLDER = DOCS / "assets" / "papers"
+INTRO = """# The papers, run again
+
+Every table and figure of the five papers that steppe's methods come from is a grid of recipes: `steppe paper list`
+names them, `steppe paper run s0/table1` runs one, `steppe paper show s0/table1` puts our numbers beside the paper's.
+This page is made from the results kept in the package, and from nothing else.
+
+How to read it:
+
+- *apart* is ours minus the paper's in combined standard errors, √(se² + se²). Within 2 a number counts as
+  **reproduced**. Papers seldom state preprocessing and initialisation, so a number may differ where what it was to
+  show holds: that is judged by itself, in words.
+- Words are judged on paired differences, seed by seed, with 95 % t intervals and Holm's correction.
+- **run at smaller scale**: fewer epochs, less data, fewer than three seeds, or a smaller problem than the paper's.
+- **not run**: there is no result. Most often the data was not at hand (CIFAR-100, SVHN, ImageNet) or it is more
+  than one GPU does in minutes; the recipe is there and is tried with every change.
+- *n* is the number of our runs.
+
+To add results, run cells, on as many machines as you like, and collect their records:
+
+```bash
+steppe paper run s0/table1 --cells cifar10/cnn-5 --device cuda --together 5   # stop it when you like, and go on later
+steppe paper collect runs/s0 s0/table1                                        # each run once, whatever the folder
+python docs/make_papers.py
+```
+"""
+
+
+def page(results: Results) -> str:
+    """The page's text."""
+    parts = [INTRO, _summary(results)]
+    for module in modules().values():
+        parts.append(f"## {module.TITLE}\n")
+        if module.EXPERIMENTS[0].paper == "s2":
+            parts.append("The paper calls its method GAM; here it is GNAM, since S0's has that name.\n")
+        parts += [_section(experiment, results) for experiment in module.EXPERIMENTS]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _summary(results: Results) -> str:
+    rows = ["| | " + " | ".join(_VERDICTS) + " |", "|---" * (len(_VERDICTS) + 1) + "|"]
+    words, surprises, tested = [], [], False
+    for module in modules().values():
+        mine = [experiment for experiment in experiments().values() if experiment in module.EXPERIMENTS]
+        shown = [line for experiment in mine for line in lines(experiment, results) if line.judged is not None]
+        counted = Counter(line.verdict for line in shown)
+        if shown:
+            rows.append(f"| {module.TITLE} | " + " | ".join(str(counted[v]) for v in _VERDICTS) + " |")
+        for experiment in mine:
+            for trend, verdict, found in findings(experiment, results):
+                n = f", n = {found.n}" if found.n else ""
+                words.append(f"| {experiment.name} | {trend.text} | {verdict}{n} |")
+                tested |= verdict in (REPRODUCED, NOT_REPRODUCED)
+                if verdict == NOT_REPRODUCED:
+                    surprises.append(f"- {trend.text} ({experiment.name}): {found.said}.")
+    text = ["## At a glance", "", "Numbers, how many of each paper's:", "", *rows, ""]
+    text += ["What they say in words:", "", "| | | |", "|---|---|---|", *words, ""]
+    text += ["## What surprised", ""]
+    quiet = "Nothing: what was put to the test at full scale showed." if tested else "Nothing was put to the test yet."
+    text += ["What was put to the test at full scale and did not show:", "", *surprises] if surprises else [quiet]
+    return "\n".join([*text, ""])
+
+
+_VERDICTS = (REPRODUCED, NOT_REPRODUCED, SMALLER, NOT_RUN)
+
+
+def _section(experiment: Experiment, results: Results) -> str:
+    text = [f"### {experiment.name} · {experiment.title}", "", f"The paper's: {experiment.shows}", ""]
+    if experiment.needs:
+        text += [f"Needs {experiment.needs}.", ""]
+    for trend, verdict, found in findings(experiment, results):
+        text += [f"- {trend.text}: {found.words(verdict)}"]
+    whole = lines(experiment, results)
+    shown = [line for line in whole if line.has_run or line.judged is not None]
+    run = [line for line in shown if line.has_run]
+    if experiment.name in FIGURES and results.scale_of(experiment):
+        name = f"{experiment.slug}.png"
+        text += ["", f"![{experiment.title}](assets/papers/{name})"]
+    if grid := matrix(whole):
+        text += ["", "Ours ± standard error (n) / the paper's, %:", "", *_table(grid)]
+    if against := fair(experiment, results):
+        text += ["", "At equal cost, with Holm's correction over the methods:", "", *_table(against)]
+    if said := offset(shown):
+        text += ["", said]
+    if run:
+        text += ["", '<details markdown="1"><summary>Each number</summary>', "", *_table([HEADER, *_texts(shown)])]
+        text += ["", "</details>", "", *(f"{line}." for line in run_on(experiment, results))]
+    elif shown and len(shown) <= 60:
+        text += ["", *_table([HEADER, *_texts(shown)])]
+    elif shown:
+        text += ["", f"{len(shown)} numbers: not run. `steppe paper show {experiment.name}` lists them."]
+    if not run and not results.scale_of(experiment):
+        text += ["", "**not run**"]
+    text += ["", *(f"*{choice}*\n" for choice in experiment.choices)]
+    return "\n".join(text)
+
+
+def _texts(shown: list[Line]) -> list[tuple[str, ...]]:
+    return [line.texts() for line in shown]
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
+
+
+def write(results: Results | None = None, docs: Path = DOCS) -> list[Path]:
+    """Write page and figures; what was written."""
+    results = results or Results.read()
+    drawn = [path for name in FIGURES if (path := draw(name, results, docs / "assets" / "papers"))]
+    target = docs / "papers.md"
+    target.write_text(page(results), encoding="utf-8")
+    return [target, *drawn]
+
+
+if __name__ == "__main__":
+    for written in write():
+        print(written)

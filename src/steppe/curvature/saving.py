@@ -1,0 +1,60 @@
+"""Long measurements survive being stopped: their state goes to a file now and then, and all of it or nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SAVE_EVERY = 60.0  # seconds between two savings of a long run
+
+
+def write(state: Any, path: Path) -> None:
+    """Write a file whole: a process that is killed meanwhile leaves the last one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".part")
+    torch.save(state, unfinished)
+    unfinished.replace(path)
+
+
+class Checkpoint:
+    """A file for the state of one measurement, and what must agree for a saved state to be of the same one."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, identity: Callable[[], dict[str, Any]]):
+        self.path = None if path is None else Path(path)
+        self._identity_of, self._identity = identity, None
+        self._saved_at = time.monotonic()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Computed when it is first needed: it may take a pass over the data."""
+        if self._identity is None:
+            self._identity = self._identity_of()
+        return self._identity
+
+    def load(self) -> dict[str, Any] | None:
+        """What was saved, if anything was."""
+        if self.path is None or not self.path.exists():
+            return None
+        state = torch.load(self.path, map_location="cpu", weights_only=True)
+        saved = state.pop("of") if isinstance(state, dict) and "of" in state else None
+        if saved != self.identity:
+            raise ValueError(f"the saved run in {self.path} is another one: {saved} was saved, this is {self.identity}")
+        return state
+
+    def save(self, state: Callable[[], dict[str, Any]], now: bool = False) -> None:
+        """Save, if the last time is a while ago or it is to be now."""
+        if self.path is None or (not now and time.monotonic() - self._saved_at < SAVE_EVERY):
+            return
+        write({**state(), "of": self.identity}, self.path)
+        self._saved_at = time.monotonic()
+
+
+def loss_of(operator: Any) -> str | None:
+    """Tells other weights and other data apart: the loss, in the digits that every machine agrees on."""
+    objective = getattr(operator, "objective", None)
+    return None if objective is None else f"{float(objective.loss()):.5g}"

@@ -1,0 +1,104 @@
+"""Sharpness-aware training with accelerate.
+
+Wrap the optimizer before ``prepare``; put `Backward` in the place of ``accelerator.backward``:
+
+    optimizer = steppe.SharpnessAware(base, steppe.SAM(rho=0.05), model=model)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    backward = Backward(accelerator, model, optimizer)
+
+    def loss_of(batch):
+        return criterion(model(batch[0]), batch[1])
+
+    for batch in loader:
+        with accelerator.accumulate(model):
+            loss = backward(loss_of, batch)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+
+from ..optimizer import SharpnessAware
+from .replay import Auxiliary, Replay, apart, attach
+
+
+class Backward:
+    """``accelerator.backward`` for a `SharpnessAware` optimizer: after a step's last backward, the other looks run.
+
+    Args:
+        accelerator: with any mixed precision and any ``gradient_accumulation_steps``.
+        model: as ``accelerator.prepare`` returned it.
+        optimizer: likewise; a `SharpnessAware` went in.
+        auxiliary: for methods that look at a second batch, see `steppe.integrations.replay.Replay`.
+        local: let each process look around on its own batch alone; see `SharpnessAware`.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: Any,
+        *,
+        auxiliary: Auxiliary = "previous",
+        local: bool = False,
+    ):
+        require_possible(accelerator)
+        self._accelerator, self._model = accelerator, model
+        self._optimizer = inner(optimizer)
+        if not isinstance(self._optimizer, SharpnessAware):
+            raise TypeError(f"Backward needs a SharpnessAware optimizer, not {self._optimizer!r}")
+        attach(self._optimizer, model, local)
+        self._replay = Replay(auxiliary)
+
+    def __call__(self, loss_of: Callable[..., Tensor], *batch: Any) -> Tensor:
+        """Compute ``loss_of(*batch)`` and its gradients; return the loss, detached.
+
+        The batch is an argument, and not taken from the surroundings, because it will be needed again later.
+        """
+
+        def once() -> tuple[Tensor, Tensor]:
+            loss = loss_of(*batch)
+            self._accelerator.backward(loss)
+            loss = loss.detach()
+            return loss, loss / self._accelerator.gradient_accumulation_steps
+
+        def again(last: bool) -> Tensor:
+            with contextlib.nullcontext() if last else self._accelerator.no_sync(self._model):
+                return once()[1]
+
+        self._replay.begin(self._optimizer, again, self._accelerator.scaler)
+        try:
+            with apart(self._optimizer):
+                loss, share = once()
+        except BaseException:
+            self._replay.close()
+            raise
+        self._replay.saw(share)
+        if self._accelerator.sync_gradients:
+            self._replay.look_around()
+        return loss
+
+
+def inner(optimizer: Any) -> Any:
+    """The optimizer that accelerate wrapped."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def require_possible(accelerator: Accelerator) -> None:
+    """Raise where gradients are out of reach."""
+    kind = accelerator.distributed_type
+    sharded = kind == DistributedType.FSDP and not accelerator.is_fsdp2
+    if sharded or kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA):
+        raise RuntimeError(f"{kind} hides the gradients; shard with FSDP2 (fsdp_version=2), or use DDP")

@@ -1,0 +1,146 @@
+"""Sharpness-aware training in Lightning. One callback, and nothing else changes:
+
+trainer = lightning.Trainer(callbacks=[SharpnessAwareCallback(steppe.SAM(rho=0.05))])
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor
+from torchmetrics import Metric
+
+from ..method import Method
+from ..optimizer import SharpnessAware
+from .replay import Auxiliary, Replay
+
+
+class SharpnessAwareCallback(Callback):
+    """Makes automatic optimization sharpness-aware, whatever the precision, accumulation, clipping and strategy.
+
+    Lightning's own pass is the first look: logs, hooks and metrics are its. The other looks run on the same batches
+    between the last backward and the hooks before the step, which, like clipping, see the method's direction.
+
+    Args:
+        method: for example ``SAM(rho=0.05)``; wraps what ``configure_optimizers`` returns. None if it is wrapped there.
+        auxiliary: for methods that look at a second batch, see `steppe.integrations.replay.Replay`.
+        settings: of `SharpnessAware`: ``local``, ``hvp``, ``seed``.
+    """
+
+    def __init__(self, method: Method | None = None, *, auxiliary: Auxiliary = "previous", **settings: Any):
+        if settings and method is None:
+            raise TypeError(f"{', '.join(settings)}: give a method too, or set it where SharpnessAware is made")
+        self.method, self.settings = method, settings
+        self.optimizer: Any = None  # the SharpnessAware, once fitting has begun
+        self._replay = Replay(auxiliary)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Wrap the optimizer."""
+        _require_possible(trainer, pl_module)
+        self._replay.start_over()
+        strategy = trainer.strategy
+        (optimizer,) = strategy.optimizers
+        if isinstance(optimizer, SharpnessAware) == (self.method is not None):
+            raise TypeError("SharpnessAwareCallback needs a method, or an optimizer that is a SharpnessAware; not both")
+        if self.method is not None:
+            optimizer = SharpnessAware(optimizer, self.method, model=strategy.model, **self.settings)
+            strategy.optimizers = [optimizer]
+        self.optimizer = optimizer
+        self.optimizer.model = strategy.model  # by now wrapped by DDP
+        # Schedulers leave a mark on the step they have seen, and look for it again: update_wrapper copies it.
+        step = functools.update_wrapper(functools.partial(self._step, optimizer.step), optimizer.step)
+        self.optimizer.step = step
+
+    def _step(self, step: Callable[[], Any], closure: Callable[[], Any] | None = None) -> Any:
+        """Lightning hands its whole pass to step, as a closure: the first look, which leads to the others."""
+        loss = None if closure is None else closure()
+        if not self._replay.open:  # else no training_step had a loss
+            step()
+        self._replay.close()
+        return loss
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Begin the first look, or go on with it."""
+        if batch_idx % trainer.accumulate_grad_batches == 0:  # where Lightning clears the gradients
+            self._replay.close()
+        takes_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)  # Lightning's rule
+        again = functools.partial(self._again, trainer, pl_module, (batch, batch_idx) if takes_index else (batch,))
+        self._replay.begin(self.optimizer, again, _scaler(trainer))
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Take note of the loss."""
+        scaler = _scaler(trainer)
+        self._replay.saw(self._agreed(trainer, loss if scaler is None else loss / scaler.scale(torch.ones_like(loss))))
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look around, if this was the last batch before a step."""
+        if not trainer.fit_loop._should_accumulate():
+            with _unnoticed(pl_module):
+                self._replay.look_around()
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        """Look around, if the last batch before a step had no loss and others had."""
+        if self._replay.seen and _scaler(trainer) is None:
+            with _unnoticed(pl_module):
+                self._replay.look_around()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the step that was under way, if training stopped in one."""
+        self._replay.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the step that was under way."""
+        self._replay.close()
+
+    def _again(self, trainer: Trainer, pl_module: LightningModule, arguments: tuple[Any, ...], last: bool) -> Any:
+        """A batch's pass once more, without the hooks."""
+        strategy, scaler = trainer.strategy, _scaler(trainer)
+        no_sync = getattr(strategy, "block_backward_sync", contextlib.nullcontext)
+        with contextlib.nullcontext() if last else no_sync():
+            output: Any = strategy.training_step(*arguments)
+            loss = output if output is None or isinstance(output, Tensor) else output["loss"]
+            if loss is not None:
+                loss = loss / trainer.accumulate_grad_batches
+                pl_module.backward(loss if scaler is None else scaler.scale(loss))
+        return None if loss is None else self._agreed(trainer, loss)
+
+    def _agreed(self, trainer: Trainer, loss: Tensor) -> Any:
+        """The loss that all ranks let a method decide by."""
+        needed = "loss" in self.optimizer.method.needs
+        return trainer.strategy.reduce(loss.detach(), reduce_op="mean") if needed else loss
+
+
+def _scaler(trainer: Trainer) -> Any:
+    return getattr(trainer.strategy.precision_plugin, "scaler", None)
+
+
+def _require_possible(trainer: Trainer, pl_module: LightningModule) -> None:
+    strategy = trainer.strategy
+    if not pl_module.automatic_optimization:
+        raise RuntimeError("with manual optimization, loop over optimizer.passes() in training_step, without callback")
+    if type(strategy).__name__ == "FSDPStrategy" or strategy.handles_gradient_accumulation:
+        raise RuntimeError(f"{type(strategy).__name__} hides the gradients; for shards use ModelParallelStrategy")
+    if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
+        raise RuntimeError("training_step(dataloader_iter) draws its batches itself: they cannot be seen again")
+
+
+@contextlib.contextmanager
+def _unnoticed(pl_module: Any) -> Generator[None, None, None]:
+    """Let nothing be logged, and metrics work on copies of what they have counted."""
+    kept = [(metric, dict(vars(metric))) for metric in pl_module.modules() if isinstance(metric, Metric)]
+    for metric, state in kept:
+        copies = {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
+        vars(metric).update(copies, **{name: list(value) for name, value in state.items() if isinstance(value, list)})
+    pl_module.log = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        del pl_module.log
+        for metric, state in kept:
+            vars(metric).update(state)

@@ -1,0 +1,125 @@
+"""Sharpness-aware training with timm: optimizers by name, and a scaler for timm's training loop.
+
+register("sam", steppe.SAM(rho=0.05))                       # now there are sam-sgd, sam-adamw, sam-lamb, …
+optimizer = timm.optim.create_optimizer_v2(model, "sam-sgd", lr=0.1)
+loss_scaler = SharpnessAwareScaler(model, device="cuda")    # in the place of NativeScaler
+
+for input, target in loader:
+    loss = loss_scaler.forward(optimizer, lambda input=input, target=target: loss_fn(model(input), target))
+    loss_scaler(loss, optimizer, clip_grad=1.0, parameters=model.parameters())
+    optimizer.zero_grad()
+"""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from timm.optim import OptimInfo
+from timm.optim._optim_factory import default_registry
+from timm.utils import NativeScaler
+from timm.utils.clip_grad import dispatch_clip_grad
+from torch import Tensor, nn
+
+from .. import distributed
+from ..method import Method
+from ..optimizer import SharpnessAware
+from .replay import Auxiliary, Replay, apart, attach
+
+
+def register(name: str, method: Method) -> list[str]:
+    """Let timm's optimizer factory know ``<name>-<optimizer>``, for each optimizer it has; return the new names."""
+    if "_" in name or "-" in name:
+        raise ValueError(f"timm reads more into {name!r}: a name must have no _ and no -")
+    added = []
+    for optimizer in [str(one) for one in default_registry.list_optimizers() if "-" not in one]:
+        info = default_registry.get_optimizer_info(optimizer)
+        added.append(f"{name}-{optimizer}")
+        wrapped = dataclasses.replace(
+            info,
+            name=added[-1],
+            opt_class=_factory(info, method),
+            description=f"{method.name} around {info.description}",
+        )
+        default_registry.register(wrapped)
+    return added
+
+
+def _factory(info: OptimInfo, method: Method) -> Callable[..., SharpnessAware]:
+    def make(params: Any, **settings: Any) -> SharpnessAware:
+        base = default_registry.get_optimizer_class(info, bind_defaults=False)
+        return SharpnessAware(base(params, **settings), method)
+
+    return make
+
+
+class SharpnessAwareScaler(NativeScaler):
+    """timm's `NativeScaler` for a `SharpnessAware` optimizer: before clipping and stepping, it looks around.
+
+    Args:
+        model: as it is called in training, after DDP has wrapped it.
+        device: of the scaler.
+        enabled: False to train in float32 or bfloat16, which need no scaling of the loss.
+        auxiliary: for methods that look at a second batch, see `steppe.integrations.replay.Replay`.
+        local: let each process look around on its own batch alone; see `SharpnessAware`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: str = "cuda",
+        *,
+        enabled: bool = True,
+        auxiliary: Auxiliary = "previous",
+        local: bool = False,
+    ):
+        super().__init__(device)
+        self._scaler = torch.amp.GradScaler(device, enabled=enabled)
+        self._model, self._local = model, local
+        self._replay = Replay(auxiliary)
+
+    def forward(self, optimizer: Any, compute: Callable[[], Tensor]) -> Tensor:
+        """The loss of a batch, ``compute()``. Bind the batch to it: it is called again, when the loop is further on."""
+        if not isinstance(optimizer, SharpnessAware):
+            raise TypeError(f"SharpnessAwareScaler needs a SharpnessAware optimizer, not {type(optimizer).__name__}")
+        attach(optimizer, self._model, self._local)
+
+        def again(last: bool) -> Tensor:
+            with contextlib.nullcontext() if last else distributed.no_sync(self._model):
+                loss = compute()
+                self._scaler.scale(loss).backward()
+            return loss.detach()
+
+        self._replay.begin(optimizer, again, self._scaler)
+        with apart(optimizer):
+            return compute()
+
+    def __call__(
+        self,
+        loss: Tensor,
+        optimizer: Any,
+        clip_grad: float | None = None,
+        clip_mode: str = "norm",
+        parameters: Iterable[Tensor] | None = None,
+        create_graph: bool = False,
+        need_update: bool = True,
+    ) -> None:
+        """Backward; and if a step is due: look around, clip, step."""
+        if not self._replay.open:
+            raise RuntimeError("compute the loss with SharpnessAwareScaler.forward: it must be computed again")
+        with apart(optimizer):
+            self._scaler.scale(loss).backward(create_graph=create_graph)
+        self._replay.saw(loss)
+        if not need_update:
+            return
+        self._replay.look_around()
+        if clip_grad is not None:
+            assert parameters is not None
+            self._scaler.unscale_(optimizer)
+            dispatch_clip_grad(parameters, clip_grad, mode=clip_mode)
+        self._scaler.step(optimizer)
+        self._scaler.update()

@@ -1,0 +1,58 @@
+"""Comparing methods fairly: the same weights to start from and the same batches for every method of a seed, and beside
+each method the base trained so much longer that both cost the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .method_text import make_method
+from .recipe import Recipe
+from .record import label_for
+from .work import Job
+
+DEFAULT_METHODS = ("sam", "asam", "gsam", "gnamfast", "gam", "crsam")
+
+
+def plan(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], equal_cost: bool = True) -> list[Job]:
+    """The runs of a comparison: the base, the base trained longer, the methods; for each seed."""
+    plain = replace(recipe, method="plain")
+    base = label_for(plain)
+    jobs: dict[str, Job] = {}
+    costs = sorted({float(make_method(method, recipe.lr).cost) for method in methods})
+    for seed in seeds:
+        wanted = [Job(plain, "base", base)]
+        for cost in costs if equal_cost else ():
+            longer = _longer(plain, cost)
+            if longer.epochs > plain.epochs:
+                wanted.append(Job(longer, "equal-cost", f"{base}, {cost:.3g}x longer"))
+        wanted += [Job(with_method(recipe, method)) for method in methods]
+        for job in wanted:
+            seeded = replace(job, recipe=replace(job.recipe, seed=seed))
+            jobs.setdefault(seeded.recipe.key, seeded)
+    return list(jobs.values())
+
+
+def with_method(recipe: Recipe, method: str) -> Recipe:
+    """The recipe with another method; without schedule if the method sets the learning rate itself."""
+    if "lr" in make_method(method, recipe.lr).needs:
+        return replace(recipe, method=method, schedule="constant", warmup=0)
+    return replace(recipe, method=method)
+
+
+def notes(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
+    """What a reader of the table should know."""
+    alone = dict.fromkeys(job.name for job in jobs if job.recipe.schedule != recipe.schedule and job.role == "method")
+    return [f"{name} sets the learning rate itself: trained without the {recipe.schedule} schedule" for name in alone]
+
+
+def _longer(recipe: Recipe, factor: float) -> Recipe:
+    """Trained longer, the schedule stretched alike."""
+
+    def stretched(found: re.Match[str]) -> str:
+        return f"step:{found[1]}/{float(found[2]) * factor:g}"
+
+    schedule = re.sub(r"step:(.+)/(.+)", stretched, recipe.schedule)
+    return replace(recipe, epochs=round(recipe.epochs * factor), schedule=schedule)

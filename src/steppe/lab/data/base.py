@@ -1,0 +1,178 @@
+"""What a data set is: two splits, a number of classes, and how its inputs become numbers a model takes.
+
+A split is anything with `len` and `take(rows, seed)`, which gives those rows' inputs and targets on the split's
+device; `batches` is the only way they are read. `Split` keeps everything in memory, on the device once it was moved
+there, images as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..errors import LabError
+
+Device = torch.device | str
+Batch = tuple[Tensor, Tensor]
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """What `DataSet` asks of a split."""
+
+    @property
+    def targets(self) -> Tensor:
+        """The class of each example, int64."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, rows: Tensor, seed: int | None = None) -> Batch:
+        """These rows' inputs and targets. `seed` is for splits that crop at random while reading."""
+        ...
+
+    def to(self, device: Device) -> Readable:
+        """The same split, giving its batches on this device."""
+        ...
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples in memory."""
+
+    inputs: Tensor = field(repr=False)  # N x ...: images are uint8, N x C x H x W
+    targets: Tensor = field(repr=False)  # N, int64
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets):
+            raise LabError(f"{len(self.inputs)} inputs but {len(self.targets)} targets")
+        if self.targets.dim() != 1 or self.targets.dtype != torch.int64:
+            shape = tuple(self.targets.shape)
+            raise LabError(f"targets must be one int64 class each, not {self.targets.dtype} of shape {shape}")
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def take(self, rows: Tensor, seed: int | None = None) -> Batch:
+        """These rows, gathered on the device. `seed` changes nothing here."""
+        rows = rows.to(self.inputs.device)
+        return self.inputs[rows], self.targets[rows]
+
+    def to(self, device: Device) -> Split:
+        """The same examples on another device."""
+        return Split(self.inputs.to(device), self.targets.to(device))
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A classification task.
+
+    `mean` and `std` are per channel, of inputs scaled to [0, 1]; empty, inputs are only scaled. `peak` is the largest
+    value a byte of an image takes.
+    """
+
+    name: str
+    train: Readable
+    test: Readable
+    classes: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    peak: float = 255.0
+
+    def to(self, device: Device) -> DataSet:
+        """The same data on a device: what is in memory moves there, what is streamed will be handed over there."""
+        return replace(self, train=self.train.to(device), test=self.test.to(device))
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        return tuple(self.test.take(torch.zeros(1, dtype=torch.int64))[0].shape[1:])
+
+    def batches(
+        self,
+        split: Literal["train", "test"],
+        batch_size: int,
+        order: Tensor | None = None,
+        seed: int | None = None,
+    ) -> Iterator[Batch]:
+        """Batches of a split in this order of rows (default: as stored); the last may be smaller.
+
+        `seed` chooses the crops of data that is streamed from files (None: the middle).
+        """
+        source: Any = self.train if split == "train" else self.test
+        if order is None:
+            order = torch.arange(len(source))
+        rows = order.split(batch_size)
+        if hasattr(source, "stream"):  # reads ahead
+            yield from source.stream(rows, seed)
+        else:
+            for some in rows:
+                yield source.take(some, seed)
+
+
+def prepare(inputs: Tensor, data: DataSet, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A batch as the model takes it: floating point, bytes scaled to [0, 1], normalised per channel if `data` says so.
+
+    Never waits for the device, and fits in a captured graph.
+    """
+    scaled = inputs.to(dtype) / data.peak if inputs.dtype == torch.uint8 else inputs.to(dtype)
+    if not data.mean:
+        return scaled
+    shift, scale = _constants(data.mean, data.std, scaled.device, dtype)
+    return (scaled - shift) * scale
+
+
+@lru_cache(maxsize=64)
+def _constants(mean: tuple, std: tuple, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    # Kept: making a tensor from numbers waits for the device. Usable by autograd whoever asked first.
+    with torch.inference_mode(False):
+        shape = (-1, 1, 1)
+        centre = torch.tensor(mean, device=device, dtype=dtype).view(shape)
+        return centre, torch.tensor([1 / s for s in std], device=device, dtype=dtype).view(shape)
+
+
+def first(data: DataSet, share: float) -> DataSet:
+    """The data set with only the first part of its training examples, as stored: 0.1 gives the papers' "-S" sets."""
+    if not 0 < share <= 1:
+        raise LabError(f"share must be above 0 and at most 1, not {share:g}")
+    count = round(share * len(data.train))
+    if count == 0:
+        raise LabError(f"share {share:g} of {len(data.train)} training examples is none")
+    return replace(data, name=f"{data.name} first {share:.4g}", train=subset(data.train, torch.arange(count)))
+
+
+def with_label_noise(data: DataSet, share: float, seed: int = 0, may_keep: bool = False) -> DataSet:
+    """Symmetric label noise on the training labels; test labels stay.
+
+    Exactly `share` of the labels, chosen at random, change to another class, each other class alike: GNAM says "a
+    fraction of the training data labels is randomly flipped". `may_keep=True` draws the new label from all classes,
+    its own included, as some of the literature does. The same seed gives the same labels for every method and device.
+    """
+    if not 0 <= share <= 1:
+        raise LabError(f"label noise must be a share from 0 to 1, not {share:g}")
+    generator = torch.Generator().manual_seed(seed)
+    count = len(data.train)
+    chosen = torch.randperm(count, generator=generator)[: round(share * count)]
+    old = data.train.targets.cpu()
+    step = torch.randint(0 if may_keep else 1, data.classes, (len(chosen),), generator=generator)
+    new = old.clone()
+    new[chosen] = (old[chosen] + step) % data.classes
+    return replace(data, name=f"{data.name} noise {share:.4g}", train=with_targets(data.train, new))
+
+
+def with_targets(split: Readable, targets: Tensor) -> Any:
+    """The split with other targets."""
+    there = targets.to(split.targets.device)
+    if not is_dataclass(split):
+        raise LabError(f"labels can be changed in a Split, not in a {type(split).__name__}")
+    return replace(split, targets=there)
+
+
+def subset(split: Any, rows: Tensor) -> Any:
+    """Only these rows of a split."""
+    return split.subset(rows) if hasattr(split, "subset") else Split(*split.take(rows))

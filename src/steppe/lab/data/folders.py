@@ -1,0 +1,208 @@
+"""Folders of images, one folder a class: ImageNet, Imagenette, Tiny-ImageNet, your own.
+
+Large ones stream: files are decoded by threads a few batches ahead. Training crops are the usual ones of ImageNet
+(8 % to 100 % of the area, sides 3:4 to 4:3, flipped half the time), drawn from the seed and the file's number alone,
+so an epoch is the same for every method. Without a seed the middle is taken.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import LabError, one_line, require
+from .base import Batch, Device, Readable, Split
+
+_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+_AHEAD = 4  # batches being decoded while one is used
+
+
+@dataclass(frozen=True)
+class FolderSplit:
+    """Image files and their classes, decoded when asked for."""
+
+    paths: tuple[str, ...] = field(repr=False)  # not Path: ImageNet has a million
+    targets: Tensor = field(repr=False)
+    size: int
+    device: Device = "cpu"
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def to(self, device: Device) -> FolderSplit:
+        """Hand batches over on this device from now on."""
+        return replace(self, device=device)
+
+    def subset(self, rows: Tensor) -> FolderSplit:
+        """Only these files."""
+        return replace(self, paths=tuple(self.paths[i] for i in rows.tolist()), targets=self.targets[rows])
+
+    def take(self, rows: Tensor, seed: int | None = None) -> Batch:
+        """These files' images, decoded now."""
+        return next(self.stream([rows], seed))
+
+    def stream(self, batches: Sequence[Tensor], seed: int | None = None) -> Iterator[Batch]:
+        """The images of each batch of rows, read ahead."""
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+            waiting: deque[tuple[list[Future[Tensor]], Tensor]] = deque()
+            try:
+                for rows in batches:
+                    jobs = [pool.submit(_decode, self.paths[i], self.size, _seed(seed, i)) for i in rows.tolist()]
+                    waiting.append((jobs, self.targets[rows.cpu()]))
+                    if len(waiting) > _AHEAD:
+                        yield self._ready(*waiting.popleft())
+                while waiting:
+                    yield self._ready(*waiting.popleft())
+            finally:  # a reader that stops early should not wait for files nobody wants
+                for jobs, _ in waiting:
+                    for job in jobs:
+                        job.cancel()
+
+    def _ready(self, jobs: Iterable[Future[Tensor]], targets: Tensor) -> Batch:
+        images = torch.stack([job.result() for job in jobs])
+        if torch.device(self.device).type == "cuda":
+            images, targets = images.pin_memory(), targets.pin_memory()
+        return images.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
+
+
+def _seed(seed: int | None, row: int) -> int | None:
+    return None if seed is None else seed * 1_000_003 + row
+
+
+def _decode(path: str, size: int, seed: int | None) -> Tensor:
+    Image = require("PIL.Image", "pillow", "reading images")
+    try:
+        with Image.open(path) as file:
+            image = file.convert("RGB")
+    except (OSError, SyntaxError, ValueError) as error:
+        raise LabError(f"{path} is not an image that can be read: {one_line(error)}") from error
+    width, height = image.size
+    box, flip = _middle(width, height, size) if seed is None else _random_crop(width, height, random.Random(seed))
+    if image.size != (size, size) or box != (0, 0, size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR, box=box, reducing_gap=2.0)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    return (pixels.flip(-1) if flip else pixels).contiguous()
+
+
+Crop = tuple[tuple[float, float, float, float], bool]
+
+
+def _middle(width: int, height: int, size: int) -> Crop:
+    """The middle square: 7/8 of the short side, as in "resize to 256, cut out 224"; all of it if already that size."""
+    side = float(min(width, height)) if min(width, height) == size else min(width, height) * 7 / 8
+    left, top = (width - side) / 2, (height - side) / 2
+    return (left, top, left + side, top + side), False
+
+
+def _random_crop(width: int, height: int, chance: random.Random) -> Crop:
+    flip = chance.random() < 0.5
+    for _ in range(10):
+        area = width * height * chance.uniform(0.08, 1)
+        ratio = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = chance.randint(0, width - w), chance.randint(0, height - h)
+            return (left, top, left + w, top + h), flip
+    side = min(width, height)  # a very long image: its middle
+    left, top = (width - side) / 2, (height - side) / 2
+    return (left, top, left + side, top + side), flip
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Image folders under one of these names: train/CLASS/..., and val/CLASS/... or Tiny-ImageNet's val."""
+
+    names: tuple[str, ...]
+    size: int
+    in_memory: bool = False
+
+    def there(self, root: Path) -> bool:
+        """Whether a folder with train and val is there."""
+        return self._folder(root) is not None
+
+    def lacking(self, root: Path) -> Path | None:
+        """The folder train or val, where the other is there."""
+        for folder in (root / name for name in self.names):
+            train, val = folder / "train", _held_out(folder)
+            if train.is_dir() != (val is not None):
+                return folder / "val" if train.is_dir() else train
+        return None
+
+    def _folder(self, root: Path) -> Path | None:
+        folders = (root / name for name in self.names)
+        return next((f for f in folders if (f / "train").is_dir() and _held_out(f) is not None), None)
+
+    def read(self, root: Path, checksums: Mapping[str, str] | None) -> tuple[Readable, Readable]:
+        """Both splits; there are no checksums for folders."""
+        folder = self._folder(root)
+        assert folder is not None
+        return read_folder(folder, self.size, self.in_memory)
+
+
+def read_folder(folder: Path, size: int, in_memory: bool = False) -> tuple[Readable, Readable]:
+    """Training and test split of a folder with train/ and val/ (or test/)."""
+    held_out = _held_out(folder)
+    if not (folder / "train").is_dir() or held_out is None:
+        raise LabError(f"{folder} needs the folders train and val, each with one folder a class")
+    classes = sorted(entry.name for entry in os.scandir(folder / "train") if entry.is_dir())
+    if not classes:
+        raise LabError(f"{folder / 'train'} has no folders: one a class is needed")
+    number = {name: i for i, name in enumerate(classes)}
+    annotations = held_out / "val_annotations.txt"
+    pairs = _annotated(held_out, annotations, number) if annotations.exists() else _by_class(held_out, number)
+    splits = [_split(_by_class(folder / "train", number), size), _split(pairs, size)]
+    if in_memory:
+        return tuple(Split(*split.take(torch.arange(len(split)))) for split in splits)  # type: ignore[return-value]
+    return splits[0], splits[1]
+
+
+def _held_out(folder: Path) -> Path | None:
+    return next((folder / name for name in ("val", "test") if (folder / name).is_dir()), None)
+
+
+def _split(pairs: list[tuple[str, int]], size: int) -> FolderSplit:
+    return FolderSplit(tuple(path for path, _ in pairs), torch.tensor([label for _, label in pairs]), size)
+
+
+def _by_class(folder: Path, number: dict[str, int]) -> list[tuple[str, int]]:
+    pairs = []
+    for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()):
+        if name not in number:
+            raise LabError(f"{folder / name} is a class that train does not have")
+        inside = os.walk(folder / name)
+        found = [os.path.join(place, file) for place, _, files in inside for file in files if _is_image(file)]
+        pairs += [(path, number[name]) for path in sorted(found)]
+    if not pairs:
+        raise LabError(f"{folder} has no images in folders by class ({', '.join(_IMAGES)})")
+    return pairs
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(_IMAGES)
+
+
+def _annotated(folder: Path, annotations: Path, number: dict[str, int]) -> list[tuple[str, int]]:
+    """Tiny-ImageNet: val/images/*.JPEG and a table of file, class, box."""
+    pairs = []
+    for line in annotations.read_text().splitlines():
+        name, _, rest = line.partition("\t")
+        label = rest.partition("\t")[0]
+        if label not in number:
+            raise LabError(f"{annotations}: {name!r} has class {label!r}, which train does not have")
+        path = folder / "images" / name
+        if not path.exists():
+            raise LabError(f"{annotations} names {path}, which is not there")
+        pairs.append((str(path), number[label]))
+    if not pairs:
+        raise LabError(f"{annotations} is empty")
+    return pairs

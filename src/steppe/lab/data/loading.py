@@ -1,0 +1,133 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import LabError, describe, require, unknown, user_function
+from .base import DataSet, Readable, Split
+from .catalogue import ENTRIES
+from .folders import read_folder
+from .variants import LABELS, VARIANTS, cifar10_c, cifar10n
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A line of `steppe list data`."""
+
+    name: str
+    about: str
+    train: int
+    test: int
+    classes: int
+    found: bool
+    how: str  # how to get it
+
+
+def data_root(root: Path | str | None = None) -> Path:
+    """Where data lies: the folder given, else $STEPPE_DATA, else ~/.cache/steppe."""
+    return Path(root or os.environ.get("STEPPE_DATA") or "~/.cache/steppe").expanduser()
+
+
+def data_names(root: Path | str | None = None) -> list[Listing]:
+    """Every built-in data set, and whether it is on this machine."""
+    where = data_root(root)
+    how = "pip install scikit-learn"
+    digits = Listing("digits", "handwritten digits, 8x8 grey", 1437, 360, 10, find_spec("sklearn") is not None, how)
+    files = [
+        Listing(e.name, e.about, e.train, e.test, e.classes, e.found(where) is not None, e.how(where))
+        for e in ENTRIES.values()
+    ]
+    return [digits, *files, *(Listing(*variant.line(where)) for variant in VARIANTS)]
+
+
+def load(name: str, root: Path | str | None = None, *, download: bool = False, verify: bool = True) -> DataSet:
+    """A data set by name, from `root` (default $STEPPE_DATA, else ~/.cache/steppe).
+
+    With `download` a built-in set that is not there is fetched first. `verify=False` reads files in a standard format
+    that are not the published ones.
+
+    Beside the names of `data_names`: "cifar-10-c:fog:3" (one corruption, one severity; both may be left out),
+    "cifar-10n:worse" (CIFAR-10 with people's labels), "folder:PATH" (your images in train/CLASS and val/CLASS, cut to
+    224x224), and "package.module:function", your own function, which returns a `DataSet` or
+    ((inputs, targets), (inputs, targets)).
+    """
+    where = data_root(root)
+    family, _, rest = name.partition(":")
+    if family == "folder":
+        return _folder(Path(rest).expanduser())
+    if rest and family.lower() not in ("cifar-10-c", "cifar-10n"):
+        return _users(name)
+    if name == "digits":
+        return _digits()
+    if root is not None and not where.is_dir() and not download:
+        raise LabError(f"there is no folder {where}")
+
+    def built_in(name: str) -> DataSet:
+        if name not in ENTRIES:
+            variants = ["cifar-10-c", *(f"cifar-10n:{label}" for label in LABELS)]
+            raise unknown("data set", name, ["digits", *ENTRIES, *variants])
+        return ENTRIES[name].load(where, download, verify)
+
+    if family.lower() == "cifar-10-c":
+        return cifar10_c(built_in("cifar-10"), where, rest)
+    if family.lower() == "cifar-10n":
+        return cifar10n(built_in("cifar-10"), where, rest)
+    return built_in(name.lower())
+
+
+def _digits() -> DataSet:
+    images, labels = require("sklearn.datasets", "scikit-learn", "digits").load_digits(return_X_y=True)
+    select = require("sklearn.model_selection", "scikit-learn", "digits")
+    parts = select.train_test_split(images, labels, test_size=0.2, random_state=0, stratify=labels)
+    x, x_test, y, y_test = (torch.as_tensor(part) for part in parts)
+    train, test = (Split(a.to(torch.uint8).view(-1, 1, 8, 8), b.long()) for a, b in ((x, y), (x_test, y_test)))
+    return DataSet("digits", train, test, classes=10, peak=16.0)
+
+
+def _folder(path: Path, size: int = 224) -> DataSet:
+    if not path.is_dir():
+        raise LabError(f"there is no folder {path}")
+    train, test = read_folder(path, size)
+    imagenet = ENTRIES["imagenet"]
+    return DataSet(f"folder:{path.name}", train, test, int(train.targets.max()) + 1, imagenet.mean, imagenet.std)
+
+
+def _users(name: str) -> DataSet:
+    function = user_function("data set", name)
+    try:
+        made = function()
+    except LabError:
+        raise
+    except Exception as error:
+        raise LabError(f"data set {name!r} failed with {describe(error)}") from error
+    if isinstance(made, DataSet):
+        if not isinstance(made.train, Readable) or not isinstance(made.test, Readable):
+            raise LabError(f"data set {name!r}: train and test must be Splits, or have len, targets, take and to")
+        return made
+    try:
+        (x, y), (x_test, y_test) = made
+        train, test = Split(_tensor(x), _tensor(y).long()), Split(_tensor(x_test), _tensor(y_test).long())
+    except LabError as error:
+        raise LabError(f"data set {name!r}: {error}") from error
+    except Exception as error:  # whatever numpy or torch make of it
+        wanted = "a DataSet or ((inputs, targets), (inputs, targets))"
+        raise LabError(f"data set {name!r} must return {wanted}; reading it: {describe(error)}") from error
+    if not len(train) or not len(test):
+        raise LabError(f"data set {name!r} has no {'test' if len(train) else 'training'} examples")
+    targets = torch.cat([train.targets, test.targets])
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0:
+        raise LabError(f"data set {name!r}: classes count from 0, but there is a target {low}")
+    return DataSet(name, train, test, high + 1)
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    tensor = torch.as_tensor(array)
+    return tensor.float() if tensor.dtype == torch.float64 else tensor

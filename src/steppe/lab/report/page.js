@@ -1,0 +1,155 @@
+"use strict";
+// What ties the page together: the legend, the choices, sorting, and drawing again when the width changes.
+
+function setUpProblem(section, data) {
+  const quantity = Object.keys(data.quantities)[0];
+  const state = { cost: "gradients", quantity, axis: "epoch", view: "surface", height: "linear" };
+  const methods = data.groups.filter((g) => g.role === "method");
+  const first = new Set(methods.slice(0, methods.length > FEW ? 6 : FEW).map((g) => g.label));
+  const problem = {
+    data, state, section,
+    styles: styles(data.groups),
+    visible: new Set(data.groups.filter((g) => g.role !== "method" || first.has(g.label)).map((g) => g.label)),
+    turn: { around: 0.6, tilt: 0.68 },
+    faint: (group) => !problem.visible.has(group.label),
+    seen: (has) => data.groups.filter((g) => has(g) && problem.visible.has(g.label)),
+  };
+  fillQuantities(section, data);
+  for (const choice of section.querySelectorAll("[data-choice]")) setUpChoice(choice, problem);
+  for (const host of section.querySelectorAll("[data-chart]")) {
+    addLegend(host, problem);
+    let width = 0;
+    new ResizeObserver(() => {
+      if (host.clientWidth !== width) {
+        width = host.clientWidth;
+        drawFigure(host, problem);
+      }
+    }).observe(host);
+  }
+  drawKeys(section, problem);
+  return problem;
+}
+
+function drawFigure(host, problem) {
+  const kind = host.dataset.chart;
+  if (kind === "landscape") drawLandscapes(host, problem);
+  else if (kind === "spectrum") drawRidges(host, FIGURES.spectrum(problem));
+  else drawChart(host, FIGURES[kind](problem));
+  drawKeys(host, problem);
+}
+
+function drawAll(problem) {
+  for (const host of problem.section.querySelectorAll("[data-chart]")) drawFigure(host, problem);
+}
+
+function fillQuantities(section, data) {
+  const choice = section.querySelector('[data-choice="quantity"]');
+  Object.entries(data.quantities).forEach(([name, said], k) => {
+    if (choice) element("button", { type: "button", "data-value": name, "aria-pressed": k === 0 }, choice, said);
+  });
+}
+
+function setUpChoice(choice, problem) {
+  choice.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    problem.state[choice.dataset.choice] = button.dataset.value;
+    for (const other of choice.querySelectorAll("button")) other.setAttribute("aria-pressed", other === button);
+    drawFigure(choice.closest("figure").querySelector("[data-chart]"), problem);
+  });
+}
+
+// Which groups a figure has something of.
+function concerned(kind, data) {
+  const has = {
+    cost: (g) => g.mean,
+    spectrum: (g) => g.density,
+    landscape: (g) => g.landscape,
+    gamma: (g) => g.gamma,
+    polynomial: (g) => g.gamma,
+    curves: (g) => Object.keys(g.curves).length || Object.keys(g.broken).length,
+  }[kind];
+  return data.groups.filter(has);
+}
+
+function addLegend(host, problem) {
+  const groups = concerned(host.dataset.chart, problem.data);
+  const labelled = !["cost", "curves"].includes(host.dataset.chart);
+  if (groups.length < 2 || (labelled && groups.length <= FEW + 4)) return; // their rows and tiles carry names
+  const legend = element("div", { class: "legend", role: "group", "aria-label": "Show or hide" });
+  for (const group of groups) {
+    const chip = element("button", { type: "button", class: "chip", "data-label": group.label }, legend);
+    chip.setAttribute("aria-pressed", problem.visible.has(group.label));
+    element("span", { class: "key", "data-group": group.label }, chip);
+    element("span", {}, chip, cut(group.label, 40));
+    chip.addEventListener("click", () => toggle(problem, group.label));
+    chip.addEventListener("pointerenter", () => heat(host, group.label));
+    chip.addEventListener("pointerleave", () => heat(host, null));
+  }
+  if (groups.length <= FEW + 4) return host.before(legend);
+  const folded = element("details", { class: "folded" });
+  element("summary", {}, folded, `${groups.length} to choose from`);
+  folded.append(legend);
+  host.before(folded);
+}
+
+function toggle(problem, label) {
+  if (!problem.visible.delete(label)) problem.visible.add(label);
+  for (const chip of problem.section.querySelectorAll(".chip")) {
+    chip.setAttribute("aria-pressed", problem.visible.has(chip.dataset.label));
+  }
+  drawAll(problem);
+}
+
+// The piece of line and the marker by which a group is known.
+function drawKeys(root, problem) {
+  for (const key of root.querySelectorAll(".key[data-group]")) {
+    const style = problem.styles.get(key.dataset.group);
+    if (!style || key.firstChild) continue;
+    const svg = element("svg:svg", { viewBox: "0 0 26 12", width: 26, height: 12, "aria-hidden": "true" }, key);
+    svg.style.setProperty("--colour", style.colour);
+    element("svg:line", { x1: 0, x2: 26, y1: 6, y2: 6, class: "line", "stroke-dasharray": style.dash }, svg);
+    marker(style, 13, 6, 3.6, svg);
+  }
+}
+
+function setUpSorting(table) {
+  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0], first = [...body.rows];
+  heads.forEach((head, column) => {
+    head.querySelector("button")?.addEventListener("click", () => {
+      const now = head.getAttribute("aria-sort"), numbers = head.classList.contains("number");
+      const starts = numbers ? "descending" : "ascending", other = numbers ? "ascending" : "descending";
+      const next = now === "none" ? starts : now === starts ? other : "none";
+      for (const one of heads) one.setAttribute("aria-sort", one === head ? next : "none");
+      const sign = next === "ascending" ? 1 : -1;
+      const value = (row) => row.cells[column].dataset.value;
+      // What has no value stays at the end, whichever way; the third press gives the first order back.
+      const rows = next === "none" ? first : [...first].sort((a, b) => {
+        const [x, y] = [value(a), value(b)];
+        if (x === "" || y === "") return (x === "") - (y === "");
+        return sign * (numbers ? Number(x) - Number(y) : x.localeCompare(y, undefined, { numeric: true }));
+      });
+      body.append(...rows);
+    });
+  });
+}
+
+function setUpCopying(button) {
+  const source = document.getElementById(button.dataset.copies);
+  button.addEventListener("click", async () => {
+    const select = () => getSelection().selectAllChildren(source);
+    try {
+      await navigator.clipboard.writeText(source.textContent);
+      button.textContent = "Copied";
+    } catch {
+      select(); // a page opened from disk may not write to the clipboard
+      button.textContent = "Selected";
+    }
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+}
+
+const payload = JSON.parse(document.getElementById("data").textContent);
+payload.forEach((data, k) => setUpProblem(document.getElementById(`problem-${k}`), data));
+document.querySelectorAll("table.sortable").forEach(setUpSorting);
+document.querySelectorAll(".copy").forEach(setUpCopying);

@@ -1,0 +1,102 @@
+"""The page: one HTML file with everything in it, that opens without a network and asks for none."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..statistics import Row, summarise
+from . import parts, sections
+from .html import Markup, join, tag
+from .payload import charts
+from .recipe import run_details
+
+SCRIPTS = ("chart.js", "labels.js", "ridges.js", "figures.js", "landscape.js", "page.js")
+
+
+def write_report(
+    records: Iterable[Any],
+    path: str | os.PathLike[str],
+    *,
+    command: str = "",
+    title: str = "",
+    metric: str = "test_accuracy",
+    base: str | None = None,
+) -> Path:
+    """Write the page and return its path. `command` is how to run it all again; `title` is made up if not given."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(report(records, command=command, title=title, metric=metric, base=base), encoding="utf-8")
+    os.replace(partial, path)  # a reader never sees half a page
+    return path
+
+
+def report(
+    records: Iterable[Any],
+    *,
+    command: str = "",
+    title: str = "",
+    metric: str = "test_accuracy",
+    base: str | None = None,
+) -> str:
+    """The page as text."""
+    rows = summarise(records, metric, base)
+    problems = [[r for r in rows if r.problem == name] for name in dict.fromkeys(row.problem for row in rows)]
+    title = title or parts.title(problems)
+    style, script = _file("page.css"), "\n".join(_file(name) for name in SCRIPTS)
+    body = join(
+        parts.header(title, problems, metric),
+        tag("main", *(_problem(k, one, metric, len(problems) > 1) for k, one in enumerate(problems)), id="content"),
+        parts.footer(rows, command, metric),
+        _data([charts(one, metric) for one in problems]),
+        tag("script", Markup(script)),
+    )
+    head = join(
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_policy(script)),
+        tag("title", title),
+        tag("style", Markup(style)),
+    )
+    return f"<!doctype html>\n{tag('html', tag('head', head), tag('body', body), lang='en')}\n"
+
+
+def _problem(index: int, rows: list[Row], metric: str, many: bool) -> Markup:
+    """One problem: the table, then the charts, then the details."""
+    return tag(
+        "section",
+        tag("h2", rows[0].problem, class_="problem" if many else "unseen"),
+        parts.answers(rows, metric) if many else None,
+        parts.results(index, rows, metric),
+        sections.cost_chart(index, rows, metric),
+        sections.curves(index, rows),
+        sections.curvature(index, rows),
+        sections.coefficients(index, rows),
+        run_details(index, rows),
+        id=f"problem-{index}",
+        data_problem=index,
+    )
+
+
+def _data(payload: list[dict[str, Any]]) -> Markup:
+    # "<" is the only character that could end the element early.
+    text = json.dumps(payload, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return tag("script", Markup(text), type="application/json", id="data")
+
+
+def _policy(script: str) -> str:
+    """Nothing from anywhere, and of scripts only ours."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+def _file(name: str) -> str:
+    return files("steppe.lab.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,186 @@
+"""What the charts of the page are drawn from: plain lists and numbers, rounded, ready for JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..statistics import Group, Mean, Row, mean_of, number, seed_of
+
+POINTS = 200  # of a curve, at most
+PROGRESS = ("epoch", "gradients", "seconds")
+QUANTITIES = {"test_error": "test error", "test_loss": "test loss", "train_loss": "training loss"}
+
+
+def charts(rows: Sequence[Row], metric: str) -> dict[str, Any]:
+    """All that is drawn for one problem."""
+    groups = [_group(row, metric) for row in rows]
+    return {
+        "metric": metric,
+        "groups": groups,
+        "quantities": _quantities(groups),
+    }
+
+
+def _group(row: Row, metric: str) -> dict[str, Any]:
+    group = row.group
+    return {
+        "label": row.label,
+        "role": row.role,
+        "n": row.n,
+        "diverged": row.diverged,
+        "mean": _mean(row.mean),
+        "gradients": rounded(row.gradients),
+        "seconds": rounded(row.seconds.value) if row.seconds else None,
+        "curves": {name: curve(group, name) for name in quantities_of(group)},
+        "broken": {name: broken_curves(group, name) for name in quantities_of(group)} if group.diverged else {},
+        "density": density(group),
+        "landscape": landscape(group),
+        "gamma": gamma(group),
+    }
+
+
+def _mean(one: Mean | None) -> list[float | None] | None:
+    return None if one is None else [rounded(x) for x in (one.value, one.error, one.low, one.high)]
+
+
+def _quantities(groups: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Name and title of every quantity that some group has a curve of."""
+    found = dict.fromkeys(name for group in groups for name in [*group["curves"], *group["broken"]])
+    ordered = [name for name in QUANTITIES if name in found] + [name for name in found if name not in QUANTITIES]
+    return {name: quantity_name(name) for name in ordered}
+
+
+def quantity_name(name: str) -> str:
+    """What a quantity is called."""
+    return QUANTITIES.get(name) or {"cos": "cosine", "eta": "step size"}.get(name) or name.replace("_", " ")
+
+
+def quantities_of(group: Group) -> list[str]:
+    """The quantities a group's epochs hold: errors and losses, and what the method measures about itself."""
+    found = {}
+    for record in group.records:
+        for epoch in record.get("epochs") or []:
+            if number(epoch.get("test_accuracy")) is not None:
+                found["test_error"] = True
+            found.update({name: True for name in ("test_loss", "train_loss") if number(epoch.get(name)) is not None})
+            found.update({k: True for k, v in (epoch.get("metrics") or {}).items() if number(v) is not None})
+    return [name for name in QUANTITIES if name in found] + sorted(name for name in found if name not in QUANTITIES)
+
+
+def quantity(epoch: Mapping[str, Any], name: str) -> float | None:
+    """One quantity of one epoch; the error is in percent."""
+    if name == "test_error":
+        accuracy = number(epoch.get("test_accuracy"))
+        return None if accuracy is None else 100 * (1 - accuracy)
+    return number(epoch.get(name, (epoch.get("metrics") or {}).get(name)))
+
+
+def curve(group: Group, name: str) -> list[list[Any]]:
+    """[epoch, gradients, seconds, mean, low, high] over the runs that finished, at epochs that all of them have."""
+    by_epoch: dict[int, list[Mapping[str, Any]]] = {}
+    for record in group.done:
+        for epoch in record.get("epochs") or []:
+            if quantity(epoch, name) is not None:
+                by_epoch.setdefault(epoch["epoch"], []).append(epoch)
+    most = max(map(len, by_epoch.values()), default=0)
+    points = []
+    for index in sorted(by_epoch):
+        seen = by_epoch[index]
+        if len(seen) == most:  # a mean over fewer runs would make the curve jump
+            one = mean_of([value for e in seen if (value := quantity(e, name)) is not None])
+            points.append([*_progress(seen), rounded(one.value), rounded(one.low), rounded(one.high)])
+    return thinned(points)
+
+
+def broken_curves(group: Group, name: str) -> list[list[list[float | None]]]:
+    """[epoch, gradients, seconds, value] of every run that diverged, as far as it came."""
+    found = []
+    for record in group.diverged:
+        epochs = [e for e in record.get("epochs") or [] if quantity(e, name) is not None]
+        found.append(thinned([[*_progress([e]), rounded(quantity(e, name))] for e in epochs]))
+    return [points for points in found if points]
+
+
+def _progress(epochs: Sequence[Mapping[str, Any]]) -> list[float | None]:
+    found = []
+    for name in PROGRESS:
+        values = [value for e in epochs if (value := number(e.get(name))) is not None]
+        found.append(rounded(math.fsum(values) / len(values)) if values else None)
+    return found
+
+
+def density(group: Group) -> dict[str, Any] | None:
+    """The spectral density of the first seed that has one. Grids differ between runs, so nothing is averaged."""
+    for record in group.done:
+        found = (record.get("curvature") or {}).get("density")
+        if found and found.get("grid"):
+            pairs = [(number(x), number(y)) for x, y in zip(found["grid"], found["density"], strict=True)]
+            kept = [[rounded(x), rounded(y)] for x, y in pairs if x is not None and y is not None]
+            return {"seed": seed_of(record), "points": kept}
+    return None
+
+
+def landscape(group: Group) -> dict[str, Any] | None:
+    """The loss around the weights, of the first seed that has it."""
+    for record in group.done:
+        found = (record.get("curvature") or {}).get("landscape")
+        if found and found.get("loss"):
+            rows = [[rounded(number(x), 4) for x in row] for row in found["loss"]]
+            return {"seed": seed_of(record), "axis": [rounded(number(x), 4) for x in found["axis"]], "loss": rows}
+    return None
+
+
+def gamma(group: Group) -> dict[str, Any] | None:
+    """The learned coefficients over training, one curve a coefficient, and the polynomial they end in."""
+    runs = [epochs for record in group.done if (epochs := _gammas(record))]
+    if not runs:
+        return None
+    size = len(runs[0][-1]["metrics"]["gamma"])
+    curves = []
+    for t in range(size):
+        points = []
+        for same in zip(*runs, strict=False):
+            values = [number(e["metrics"]["gamma"][t]) for e in same]
+            known = [v for v in values if v is not None]
+            if known:
+                one = mean_of(known)
+                points.append([*_progress(same), rounded(one.value), rounded(one.low), rounded(one.high)])
+        curves.append(thinned(points))
+    last = [[float(g) for g in run[-1]["metrics"]["gamma"]] for run in runs]
+    tops = [top for r in group.done if (top := number(((r.get("curvature") or {}).get("top") or {}).get("value")))]
+    largest = max(tops) if tops and max(tops) > 0 else None
+    grid = [k / 60 * (largest or 1.0) for k in range(61)]
+    return {
+        "curves": curves,
+        "last": [[rounded(g) for g in one] for one in last],
+        "largest": rounded(largest),
+        "polynomials": [[[rounded(x), rounded(polynomial(one, x))] for x in grid] for one in last],
+    }
+
+
+def _gammas(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = [e for e in record.get("epochs") or [] if isinstance((e.get("metrics") or {}).get("gamma"), list)]
+    return [e for e in found if e["metrics"]["gamma"] and all(number(g) is not None for g in e["metrics"]["gamma"])]
+
+
+def polynomial(coefficients: Sequence[float], eigenvalue: float) -> float:
+    """P(λ) = λ + Σ_t γ_t λ^{t+1}.
+
+    >>> polynomial([0.5], 2.0)
+    4.0
+    """
+    return eigenvalue + sum(g * eigenvalue ** (t + 2) for t, g in enumerate(coefficients))
+
+
+def thinned(points: list[Any]) -> list[Any]:
+    """At most POINTS of them, evenly, the first and the last included."""
+    if len(points) <= POINTS:
+        return points
+    return [points[round(k * (len(points) - 1) / (POINTS - 1))] for k in range(POINTS)]
+
+
+def rounded(value: float | None, figures: int = 6) -> float | None:
+    """A number with as many figures as a chart can show."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{figures}g}")

@@ -1,0 +1,103 @@
+"""What was run: the recipe that all share, what each group changed, the machine and the versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..statistics import Row, number, seed_of
+from . import words
+from .html import Markup, join, tag
+
+
+def run_details(index: int, rows: Sequence[Row]) -> Markup:
+    """A section with everything needed to judge the comparison and to repeat it."""
+    recipes = [row.group.recipe for row in rows]
+    fields = list(dict.fromkeys(name for one in recipes for name in one))
+    shared = {
+        name: recipes[0].get(name) for name in fields if all(r.get(name) == recipes[0].get(name) for r in recipes)
+    }
+    differing = [name for name in fields if name not in shared]
+    records = [record for row in rows for record in row.group.records]
+    environments = distinct(record.get("environment") or {} for record in records)
+    sizes = distinct(
+        {name: record.get(name) for name in ("parameters", "train_examples", "test_examples")} for record in records
+    )
+    return tag(
+        "section",
+        tag("h3", "What was run", id=f"run-{index}"),
+        tag("p", _counts(rows), class_="counts"),
+        tag("details", tag("summary", "Recipe"), _list(shared), _differences(rows, differing)),
+        tag("details", tag("summary", "Model and data"), *(_list(one) for one in sizes)),
+        tag("details", tag("summary", _versions(environments)), *(_list(one) for one in environments)),
+        aria_labelledby=f"run-{index}",
+    )
+
+
+def distinct(found: Any) -> list[dict[str, Any]]:
+    """Each dictionary once, in order."""
+    kept: list[dict[str, Any]] = []
+    for one in found:
+        if dict(one) not in kept:
+            kept.append(dict(one))
+    return kept
+
+
+def shown(value: Any) -> str:
+    """A setting as text."""
+    if value is None or value == {} or value == [] or value == "":
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={shown(v)}" for name, v in value.items())
+    return words.count(value) if isinstance(value, int) and value >= 10000 else str(value)
+
+
+def trained_for(record: Mapping[str, Any]) -> float:
+    """Seconds of training, also of a run that came to nothing."""
+    last = (record.get("epochs") or [{}])[-1]
+    return number((record.get("final") or {}).get("seconds")) or number(last.get("seconds")) or 0.0
+
+
+def _counts(rows: Sequence[Row]) -> str:
+    runs = sum(len(row.group.records) for row in rows)
+    seeds = {str(seed_of(record)) for row in rows for record in row.group.records}
+    total = sum(trained_for(record) for row in rows for record in row.group.records)
+    return (
+        f"{runs} {'run' if runs == 1 else 'runs'}: {len(rows)} {'recipe' if len(rows) == 1 else 'recipes'}, "
+        f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}, {words.duration(total)} of training."
+    )
+
+
+def _versions(environments: Sequence[Mapping[str, Any]]) -> str:
+    if len(environments) != 1:
+        return f"{len(environments)} environments"
+    said = [f"steppe {environments[0].get('steppe')}"] if environments[0].get("steppe") else []
+    said += [f"commit {str(environments[0]['commit'])[:10]}"] if environments[0].get("commit") else []
+    return "Environment" + (": " + ", ".join(said) if said else "")
+
+
+def _list(values: Mapping[str, Any]) -> Markup:
+    pairs = [join(tag("dt", str(name).replace("_", " ")), tag("dd", shown(value))) for name, value in values.items()]
+    return tag("dl", *(tag("div", pair) for pair in pairs))
+
+
+def _differences(rows: Sequence[Row], names: Sequence[str]) -> Markup | None:
+    """What is not the same for all, one line a group."""
+    if not names:
+        return None
+    head = [
+        tag("th", name, scope="col", class_="text") for name in ("", *(n.replace("_", " ") for n in names), "seeds")
+    ]
+    body = []
+    for row in rows:
+        seeds = ", ".join(str(seed_of(record)) for record in row.group.records)
+        cells = [*(shown(row.group.recipe.get(name)) for name in names), seeds]
+        body.append(tag("tr", tag("th", row.label, scope="row"), *(tag("td", said, class_="text") for said in cells)))
+    table = tag(
+        "table", tag("caption", "In what the recipes differ"), tag("thead", tag("tr", *head)), tag("tbody", *body)
+    )
+    return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label="In what the recipes differ")

@@ -1,0 +1,140 @@
+"""The sections with charts, and the table of curvature between them. The scripts draw into what is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..statistics import Row, larger_is_better
+from . import words
+from .figures import outliers
+from .html import Markup, join, tag
+from .parts import cell, row_name, scrolling, sorting_head, upper
+from .payload import quantities_of
+
+
+def cost_chart(index: int, rows: Sequence[Row], metric: str) -> Markup | None:
+    """Accuracy against what it cost, with the base trained longer as a line."""
+    if not any(row.mean and row.gradients for row in rows):
+        return None
+    name = words.name_of(metric)
+    longer = any(row.role == "equal-cost" and row.mean for row in rows)
+    side = "above" if larger_is_better(metric) else "below"
+    note = f"{upper(name)} against cost. Thick bars are one standard error, thin ones 95 % intervals."
+    if longer:
+        note += f" The dashed line is the base trained longer: a method {side} it gains more than training longer does."
+    if outliers([row.mean.value for row in rows if row.mean]):
+        note += " Arrows at the edge stand for results outside the chart."
+    axes = _choice("cost", {"gradients": "gradients", "seconds": "seconds"}, "Cost in")
+    return _figure(index, "cost", f"{upper(name)} against cost", note, axes)
+
+
+def curves(index: int, rows: Sequence[Row]) -> Markup | None:
+    """Test error and losses over training."""
+    if not any(quantities_of(row.group) for row in rows):
+        return None
+    axes = {"epoch": "epochs", "gradients": "gradients", "seconds": "seconds"}
+    note = "Mean over the runs that finished; bands are 95 % intervals. With many curves, point at one for its band."
+    most = max((row.n for row in rows), default=0)
+    if most < 2:
+        note = "One run each, so there are no bands." if most else "No run finished."
+    if any(row.diverged for row in rows):
+        note += " Thin lines that end in a cross are runs that diverged."
+    if any(row.role == "equal-cost" for row in rows):
+        note += " The base trained longer is shown over gradients and seconds."
+    return _figure(
+        index, "curves", "Training", note, join(_choice("quantity", {}, "Show"), _choice("axis", axes, "over"))
+    )
+
+
+def curvature(index: int, rows: Sequence[Row]) -> Markup | None:
+    """How flat the place is where training ended: numbers, spectra, landscapes."""
+    measured = [row for row in rows if any(record.get("curvature") for record in row.group.done)]
+    if not measured:
+        return None
+    names = [n for n in ("top", "trace", "sharpness") if any(row.group.mean(n) for row in measured)]
+    radius = _radius(measured)
+    titles = {"top": "largest eigenvalue", "trace": "trace", "sharpness": f"sharpness{radius}"}
+    parts: list[Any] = [tag("h3", "How flat it is where training ended", id=f"flat-{index}")]
+    if names:
+        head = [sorting_head("method", "text"), *(sorting_head(titles[name], "number") for name in names)]
+        body = []
+        for row in measured:
+            means = [row.group.mean(name) for name in names]
+            cells = [cell(words.mean(one), one and one.value) for one in means]
+            body.append(tag("tr", row_name(row), *cells, class_=row.role))
+        caption = "Of the Hessian of the training loss: mean ± standard error over seeds. Smaller is flatter."
+        table = tag(
+            "table",
+            tag("caption", tag("span", caption)),
+            tag("thead", tag("tr", *head)),
+            tag("tbody", *body),
+            class_="sortable",
+        )
+        parts.append(scrolling(table, f"flat-{index}"))
+    if any(_has(row, "density") for row in measured):
+        note = "Density of the Hessian’s eigenvalues, of one seed each, every row on the same logarithmic axis."
+        parts.append(_figure(index, "spectrum", "Spectrum", note))
+    if any(_has(row, "landscape") for row in measured):
+        note = (
+            "Training loss on a plane through the trained weights (the dot), of one seed each, all on one scale. "
+            "Drag, or use the arrow keys, to turn them together."
+        )
+        views = join(
+            _choice("view", {"surface": "surfaces", "map": "maps"}, "As"),
+            _choice("height", {"linear": "linear", "log": "log"}, "loss"),
+        )
+        parts.append(_figure(index, "landscape", "Landscape", note, views))
+    return tag("section", *parts, aria_labelledby=f"flat-{index}")
+
+
+def _has(row: Row, name: str) -> bool:
+    return any((record.get("curvature") or {}).get(name) for record in row.group.done)
+
+
+def _radius(rows: Sequence[Row]) -> str:
+    found = {((r.get("curvature") or {}).get("sharpness") or {}).get("rho") for row in rows for r in row.group.done}
+    radii = sorted(r for r in found if r is not None)
+    return f" at ρ = {radii[0]:g}" if len(radii) == 1 else ""
+
+
+def coefficients(index: int, rows: Sequence[Row]) -> Markup | None:
+    """The learned perturbations of generalization aware minimization."""
+    gammas = [
+        (e.get("metrics") or {}).get("gamma") for row in rows for r in row.group.done for e in r.get("epochs") or []
+    ]
+    if not any(isinstance(gamma, list) and gamma for gamma in gammas):
+        return None
+    over = "The learned coefficients γ over training; bands are 95 % intervals over seeds."
+    seen = (
+        "How the learned coefficients change an eigenvalue: P(λ) = λ + Σ γₜ λᵗ⁺¹, up to the largest eigenvalue "
+        "measured (up to 1 if none was). Thin lines are seeds, the dashed line is P(λ) = λ."
+    )
+    return tag(
+        "section",
+        tag("h3", "What was learned about perturbing", id=f"learned-{index}"),
+        tag("div", _figure(index, "gamma", "Coefficients", over), _figure(index, "polynomial", "Polynomial", seen),
+            class_="pair"),
+        aria_labelledby=f"learned-{index}",
+    )  # fmt: skip
+
+
+def _figure(index: int, kind: str, name: str, note: str, controls: Markup | None = None) -> Markup:
+    heading = tag("h3" if kind in ("cost", "curves") else "h4", name, id=f"{kind}-{index}")
+    return tag(
+        "figure",
+        tag("div", heading, controls and tag("div", controls, class_="controls"), class_="bar"),
+        tag("div", tag("p", "This chart is drawn by a script, which has not run."), class_="chart", data_chart=kind),
+        tag("figcaption", note),
+        aria_labelledby=f"{kind}-{index}",
+    )
+
+
+def _choice(name: str, options: dict[str, str], label: str) -> Markup:
+    """A group of buttons of which one is pressed; the script fills in options that depend on the data."""
+    buttons = [
+        tag("button", said, type="button", data_value=value, aria_pressed="true" if k == 0 else "false")
+        for k, (value, said) in enumerate(options.items())
+    ]
+    said = tag("span", label, class_="said", aria_hidden="true")
+    return tag("div", said, *buttons, class_="choice", role="group", aria_label=label, data_choice=name)

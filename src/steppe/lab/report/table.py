@@ -1,0 +1,65 @@
+"""The table of a comparison, for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..statistics import Difference, summarise
+from . import words
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+NOTE = (
+    "mean ± standard error over seeds; differences paired by seed with 95 % t intervals; "
+    "verdicts after Holm's correction"
+)
+STYLES = {"better": "green", "worse": "red", "all diverged": "red", "some diverged": "yellow", "base": "dim"}
+
+
+def table(records: Iterable[Any], metric: str = "test_accuracy", base: str | None = None) -> Table:
+    """The comparison as a rich table; one block of lines a problem."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = summarise(records, metric, base)
+    unit = "%, " if words.is_share(metric) else ""
+    made = Table(
+        box=SIMPLE_HEAD, caption=NOTE, caption_justify="left", title_justify="left", padding=0, show_edge=False
+    )
+    made.add_column("method", overflow="fold")
+    made.add_column(f"{words.name_of(metric)}\n{unit}runs", justify="right", no_wrap=True)
+    made.add_column("gradients\ntime", justify="right", no_wrap=True)
+    made.add_column("against base\nverdict", overflow="fold", min_width=20)
+    made.add_column("at equal cost\nverdict", overflow="fold", min_width=20)
+    problems = list(dict.fromkeys(row.problem for row in rows))
+    if len(problems) == 1:
+        made.title = escape(problems[0])
+    for problem in problems:
+        if len(problems) > 1:
+            made.add_row(Text(problem, style="bold"))
+        for row in (row for row in rows if row.problem == problem):
+            made.add_row(
+                Text(row.label),
+                f"{words.mean(row.mean, metric)}\n{words.runs(row)}",
+                f"{words.times(row.cost)}\n{words.times(row.time)}",
+                _comparison(row.difference, words.verdict(row), metric, STYLES.get(row.verdict, "")),
+                _comparison(row.equal_cost, row.equal_cost.verdict if row.equal_cost else "–", metric),
+            )
+        made.add_section()
+    reasons = [f"{row.label}: {reason}" for row in rows for reason in row.reasons]
+    if reasons:
+        made.caption = escape("\n".join([NOTE, *reasons]))
+    return made
+
+
+def _comparison(one: Difference | None, verdict: str, metric: str, style: str = "") -> Text:
+    """The difference, and below it the word."""
+    from rich.text import Text
+
+    said = verdict if one is None else f"{words.difference(one, metric)}\n{verdict}"
+    return Text(said, style=style or STYLES.get(verdict, ""))

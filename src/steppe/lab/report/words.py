@@ -1,0 +1,171 @@
+"""Numbers and rows in words: the same in the terminal, on the page and in figures."""
+
+from __future__ import annotations
+
+import math
+
+from ..statistics import EQUAL, Difference, Mean, Row
+
+NAMES = {
+    "test_accuracy": "test accuracy",
+    "train_accuracy": "training accuracy",
+    "test_loss": "test loss",
+    "train_loss": "training loss",
+    "seconds": "seconds",
+    "gradients": "gradient evaluations",
+    "top": "largest eigenvalue",
+    "trace": "trace of the Hessian",
+    "sharpness": "sharpness",
+}
+
+
+def name_of(metric: str) -> str:
+    """What a metric is called."""
+    return NAMES.get(metric, metric.replace("_", " "))
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share, shown in percent and compared in points."""
+    return metric.endswith("accuracy")
+
+
+def value(number: float | None, metric: str = "") -> str:
+    """One number: a share in percent with two decimals, anything else with four figures."""
+    if number is None:
+        return "–"
+    return minus(f"{100 * number:.2f}" if is_share(metric) else f"{number:.4g}")
+
+
+def mean(one: Mean | None, metric: str = "") -> str:
+    """Mean ± standard error, both to the error's second figure; the mean alone where there is one value."""
+    if one is None:
+        return "–"
+    if not one.error or is_share(metric) or not 1e-4 < abs(one.value) < 1e5:
+        return value(one.value, metric) + ("" if one.error is None else f" ± {value(one.error, metric)}")
+    decimals = max(0, 1 - math.floor(math.log10(one.error)))
+    return minus(f"{one.value:.{decimals}f}") + f" ± {one.error:.{decimals}f}"
+
+
+def interval(one: Mean, metric: str = "", *, signed: bool = False) -> str:
+    """The 95 % interval in brackets, or nothing."""
+    if one.low is None or one.high is None:
+        return ""
+    low, high = ((signed_value if signed else value)(x, metric) for x in (one.low, one.high))
+    return f"[{low}, {high}]"
+
+
+def signed_value(number: float, metric: str = "") -> str:
+    """A number with its sign, which zero has none of."""
+    said = value(abs(number), metric)
+    return said if not said.strip("0.") else ("−" if number < 0 else "+") + said
+
+
+def difference(one: Difference | None, metric: str = "") -> str:
+    """A paired difference and its interval."""
+    if one is None:
+        return "–"
+    return f"{signed_value(one.mean.value, metric)} {interval(one.mean, metric, signed=True)}".strip()
+
+
+def p_value(p: float | None) -> str:
+    """A p value with as many figures as it deserves."""
+    if p is None:
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
+
+
+def times(ratio: float | None) -> str:
+    """A ratio, as in 2.0×."""
+    if ratio is None:
+        return "–"
+    return f"{ratio:.1f}×" if ratio < 100 else f"{ratio:.0f}×"
+
+
+def count(number: float | None) -> str:
+    """A count with thin spaces: 12 340."""
+    return "–" if number is None else f"{number:,.0f}".replace(",", "\u202f")
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them."""
+    if seconds is None:
+        return "–"
+    if seconds < 100:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.1f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+def minus(text: str) -> str:
+    """The sign that is as wide as a plus."""
+    return text.replace("-", "−") if text.startswith("-") else text
+
+
+def runs(row: Row) -> str:
+    """How many runs there are, and what became of them."""
+    counts = ((row.n, f"n = {row.n}"), (row.diverged, f"{row.diverged} diverged"))
+    said = [text for count, text in (*counts, (row.unfinished, f"{row.unfinished} unfinished")) if count]
+    return ", ".join(said) or "n = 0"
+
+
+def verdict(row: Row) -> str:
+    """The word of the table, with what it rests on."""
+    if row.diverged and row.n:
+        total = row.n + row.diverged
+        rest = f"; the others: {row.difference.verdict}" if row.difference else ""
+        return f"{row.diverged} of {total} diverged{rest}"
+    return row.verdict
+
+
+def base_sentence(row: Row, metric: str) -> str:
+    """What the base reached."""
+    if row.mean is None:
+        return f"{row.verdict}."
+    unit = " %" if is_share(metric) else ""
+    lost = f", {row.diverged} diverged" if row.diverged else ""
+    said = f"{mean(row.mean, metric)}{unit} {name_of(metric)} (n = {row.n}{lost})"
+    return f"{said}, {count(row.gradients)} gradients, {duration(row.seconds and row.seconds.value)}."
+
+
+def sentence(row: Row, metric: str) -> str:
+    """One row as a sentence: gain, cost, and what is left at equal cost."""
+    return "".join(text for text, _ in pieces(row, metric))
+
+
+def pieces(row: Row, metric: str) -> list[tuple[str, str]]:
+    """The sentence in pieces, each with the verdict that it says, or with nothing."""
+    if row.n == 0:
+        lost = f" ({row.diverged} of {row.diverged} runs)" if row.diverged else ""
+        return [(row.verdict, row.verdict), (f"{lost}.", "")]
+    said: list[tuple[str, str]] = []
+    if row.diverged:
+        said += [(f"{row.diverged} of {row.n + row.diverged} runs diverged", row.verdict), ("; the others: ", "")]
+    cost = "" if row.cost is None else f", {times(row.cost)} the gradients"
+    if row.difference is None:
+        unit = " %" if is_share(metric) else ""
+        said.append((f"{mean(row.mean, metric)}{unit} {name_of(metric)}{cost} ({row.verdict})", ""))
+    else:
+        preposition = "over" if row.difference.mean.value > 0 else "against"
+        unit = "points" if is_share(metric) else f"in {name_of(metric)}"
+        said.append((f"{_gain(row.difference, metric, unit)} {preposition} the base{cost}: ", ""))
+        said += _because(row.difference)
+    if row.equal_cost is not None:
+        said += [(f". At equal cost {difference(row.equal_cost, metric)}: ", ""), *_because(row.equal_cost)]
+    elif row.role == "method" and row.cost is not None and row.cost > 1 + EQUAL:
+        said.append((". Not compared at equal cost", ""))
+    return [*said, (".", "")]
+
+
+def _gain(one: Difference, metric: str, unit: str) -> str:
+    bounds = interval(one.mean, metric, signed=True)
+    return f"{signed_value(one.mean.value, metric)} {unit}{' ' + bounds if bounds else ''}"
+
+
+def _because(one: Difference) -> list[tuple[str, str]]:
+    mean, more = one.mean, ""
+    outside = mean.low is not None and mean.high is not None and mean.low * mean.high > 0
+    if mean.error == 0 and mean.n > 1:
+        more = ", the same in every seed"
+    elif outside and one.verdict == "no difference seen":
+        more = f", after correction for {one.family} comparisons"
+    return [(one.verdict, one.verdict), (f" (n = {one.n}{more})", "")]

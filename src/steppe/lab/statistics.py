@@ -1,0 +1,384 @@
+"""What runs with several seeds say: means, intervals, paired differences, and words that claim no more than they may.
+
+A *group* is all runs of one recipe, the seed apart; a *problem* is what was to be learned (data and model). Inside a
+problem every group is compared with the base seed by seed: the same seed means the same first weights and the same
+batches, so the difference within a seed says more than the two means. Intervals are 95 % t intervals. Words go by the
+t test of the paired differences, with Holm's correction over all methods of the problem.
+
+>>> mean_of([1.0, 2.0, 3.0])
+Mean(n=3, value=2.0, error=0.577..., low=-0.484..., high=4.484...)
+>>> holm([0.01, 0.04, 0.03])
+[0.03, 0.06, 0.06]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from functools import cache
+from typing import Any
+
+CONFIDENCE = 0.95
+FEWEST = 3  # pairs below which no verdict is given
+EQUAL = 0.05  # gradient counts closer than this share are "the same cost"
+_METHOD = ("method", "auxiliary")
+_LENGTH = ("epochs", "schedule", "warmup")
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean of n values; without a spread (one value, or all the same) there is no interval."""
+
+    n: int
+    value: float
+    error: float | None = None  # standard error
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Paired differences, this group minus another; `adjusted` is p after Holm's correction."""
+
+    against: str
+    mean: Mean
+    p: float
+    adjusted: float = 1.0
+    verdict: str = ""
+    family: int = 1  # comparisons that Holm's correction counted
+
+    @property
+    def n(self) -> int:
+        """Seeds that both have."""
+        return self.mean.n
+
+
+@dataclass
+class Group:
+    """The runs of one recipe, the seed apart."""
+
+    label: str
+    role: str
+    recipe: dict[str, Any]  # without the seed
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def problem(self) -> str:
+        """What was learned, as text."""
+        return problem_of(self.recipe)
+
+    def finished(self, metric: str) -> dict[Any, float]:
+        """The metric of each finished run, by seed."""
+        found = {seed_of(r): value_of(r, metric) for r in self.records if r.get("status") == "done"}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    @property
+    def done(self) -> list[dict[str, Any]]:
+        """The runs that finished with a finite loss or accuracy."""
+        return [r for r in self.records if r.get("status") == "done" and not _lost(r)]
+
+    @property
+    def diverged(self) -> list[dict[str, Any]]:
+        """The runs that came to nothing."""
+        return [r for r in self.records if r.get("status") == "diverged" or (r.get("status") == "done" and _lost(r))]
+
+    @property
+    def unfinished(self) -> int:
+        """Runs that have not ended."""
+        return len(self.records) - len(self.done) - len(self.diverged)
+
+    def mean(self, metric: str) -> Mean | None:
+        """The mean over finished runs."""
+        values = list(self.finished(metric).values())
+        return mean_of(values) if values else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: what a group reached, at what cost, and how it compares."""
+
+    label: str
+    role: str
+    problem: str
+    n: int
+    diverged: int
+    unfinished: int
+    mean: Mean | None
+    gradients: float | None
+    seconds: Mean | None
+    cost: float | None  # gradient evaluations, in those of the base
+    time: float | None  # seconds, in those of the base
+    difference: Difference | None
+    equal_cost: Difference | None
+    verdict: str
+    reasons: tuple[str, ...]  # what the diverged runs said
+    group: Group = field(repr=False, compare=False)
+
+
+def summarise(
+    records: Iterable[Any], metric: str = "test_accuracy", base: str | None = None, *, confidence: float = CONFIDENCE
+) -> list[Row]:
+    """One row a group: the base first, then the base trained longer, then the methods, best mean first.
+
+    `base` names the group to compare with by its label; without it, it is the one whose role is "base". A run that
+    diverged has no value: it is counted, named in the row, and a group with such runs is never called better.
+    """
+    rows = []
+    groups = group_records(records)
+    for problem in dict.fromkeys(group.problem for group in groups):
+        rows += _rows([g for g in groups if g.problem == problem], metric, base, confidence)
+    return rows
+
+
+def _rows(groups: list[Group], metric: str, base: str | None, confidence: float) -> list[Row]:
+    bases = [g for g in groups if (g.role == "base" if base is None else g.label == base)]
+    references = bases + [g for g in groups if g.role == "equal-cost" and g not in bases]
+    rows = []
+    for group in groups:
+        reference = None if group in bases else _base_of(group, bases)
+        seconds, mine = group.mean("seconds"), _average(group, "gradients")
+        theirs = _average(reference or group, "gradients")
+        base_seconds = (reference or group).mean("seconds")
+        equal = None if group in references else _equal_cost(group, references)
+        row = Row(
+            label=group.label,
+            role="base" if group in bases else "method" if group.role == "base" else group.role,
+            problem=group.problem,
+            n=len(group.finished(metric)),
+            diverged=len(group.diverged),
+            unfinished=group.unfinished,
+            mean=None if not group.finished(metric) else mean_of(list(group.finished(metric).values()), confidence),
+            gradients=mine,
+            seconds=seconds,
+            cost=_ratio(mine, theirs) if bases else None,
+            time=_ratio(seconds and seconds.value, base_seconds and base_seconds.value) if bases else None,
+            difference=reference and paired(group, reference, metric, confidence),
+            equal_cost=equal and paired(group, equal, metric, confidence),
+            verdict="",
+            reasons=tuple(str(r.get("verdict") or "diverged") for r in group.diverged),
+            group=group,
+        )
+        rows.append(row)
+    # Three questions, three families: what methods gain, what training longer gains, what methods gain at equal cost.
+    for kind, role in (("difference", "method"), ("difference", "equal-cost"), ("equal_cost", "method")):
+        _correct(rows, kind, role, larger_is_better(metric), confidence)
+    rows = [replace(row, verdict=_verdict(row, bool(bases))) for row in rows]
+    return sorted(rows, key=lambda row: _place(row, larger_is_better(metric)))
+
+
+def _correct(rows: list[Row], kind: str, role: str, larger: bool, confidence: float) -> None:
+    """Holm's correction over one family of comparisons, and the words that follow from it."""
+    found = [(i, d) for i, row in enumerate(rows) if row.role == role and (d := getattr(row, kind)) is not None]
+    for (i, d), adjusted in zip(found, holm([d.p for _, d in found]), strict=True):
+        if d.n < FEWEST:
+            word = "n too small to tell"
+        elif adjusted >= 1 - confidence:
+            word = "no difference seen"
+        else:
+            word = "better" if (d.mean.value > 0) == larger else "worse"
+        rows[i] = replace(rows[i], **{kind: replace(d, adjusted=adjusted, verdict=word, family=len(found))})
+
+
+def _verdict(row: Row, has_base: bool) -> str:
+    if row.n == 0:
+        return "all diverged" if row.diverged else "unfinished" if row.unfinished else "not measured"
+    if row.diverged:
+        return "some diverged"
+    if row.role == "base":
+        return "base"
+    if row.difference is None:
+        return "no seed in common with the base" if has_base else "no base to compare with"
+    return row.difference.verdict
+
+
+def _place(row: Row, larger: bool) -> tuple[int, float]:
+    order = {"base": 0, "equal-cost": 1}.get(row.role, 2)
+    if order == 1:
+        return order, row.gradients or math.inf
+    value = math.inf if row.mean is None else -row.mean.value if larger else row.mean.value
+    return order, value
+
+
+def mean_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Mean:
+    """Mean, standard error and t interval."""
+    n, value = len(values), math.fsum(values) / len(values)
+    if n < 2:
+        return Mean(n, value)
+    spread = math.sqrt(math.fsum((x - value) ** 2 for x in values) / (n - 1))
+    if spread <= 1e-12 * max(map(abs, values)):  # all the same, rounding apart: says nothing about the spread
+        return Mean(n, value, 0.0)
+    error = spread / math.sqrt(n)
+    half = _t_quantile(confidence, n - 1) * error
+    return Mean(n, value, error, value - half, value + half)
+
+
+def paired(one: Group, other: Group, metric: str, confidence: float = CONFIDENCE) -> Difference | None:
+    """Differences of the seeds that both have, or None if there is none."""
+    mine, theirs = one.finished(metric), other.finished(metric)
+    differences = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
+    if not differences:
+        return None
+    mean = _unrounded(mean_of(differences, confidence), list(mine.values()) + list(theirs.values()))
+    return Difference(other.label, mean, p_value(mean))
+
+
+def p_value(mean: Mean) -> float:
+    """Two-sided, that the expected value is zero: the t test.
+
+    Values without any spread give the t test nothing to go by (and accuracies on a few hundred examples are often
+    the same): then it is the sign test, whose p is 2/2ⁿ if all differ from zero in the same direction.
+    """
+    if mean.value == 0 or mean.error is None:
+        return 1.0
+    if mean.error == 0:
+        return 2.0 ** (1 - mean.n)
+    from scipy.stats import t
+
+    return float(2 * t.sf(abs(mean.value) / mean.error, mean.n - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: the k-th smallest of m is multiplied by m − k + 1, and none falls below the last."""
+    adjusted = [1.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def group_records(records: Iterable[Any]) -> list[Group]:
+    """Runs of one recipe together, in the order they came. Of two records of one run the last one counts."""
+    groups: dict[str, Group] = {}
+    for record in map(plain, records):
+        recipe = {name: value for name, value in record["recipe"].items() if name != "seed"}
+        key = json.dumps([recipe, record.get("role")], sort_keys=True, default=str)
+        group = groups.setdefault(key, Group(str(record["label"]), record.get("role", "method"), recipe))
+        group.records = [r for r in group.records if seed_of(r) != seed_of(record)] + [record]
+    for group in groups.values():
+        group.records.sort(key=lambda r: (str(type(seed_of(r))), seed_of(r)))
+    _name_apart(list(groups.values()))
+    return list(groups.values())
+
+
+def _name_apart(groups: list[Group]) -> None:
+    """Groups of one problem with one label get the settings in which they differ added to it."""
+    alike: dict[tuple[str, str], list[Group]] = {}
+    for group in groups:
+        alike.setdefault((group.problem, group.label), []).append(group)
+    for same in alike.values():
+        if len(same) > 1:
+            differing = [k for k in same[0].recipe if any(g.recipe.get(k) != same[0].recipe[k] for g in same)]
+            for group in same:
+                said = ", ".join(f"{k}={group.recipe.get(k)}" for k in differing) or group.role
+                group.label = f"{group.label} ({said})"
+
+
+def plain(record: Any) -> dict[str, Any]:
+    """A record as a dictionary, whatever holds it."""
+    if isinstance(record, Mapping):
+        return dict(record)
+    if is_dataclass(record) and not isinstance(record, type):
+        return asdict(record)
+    return dict(vars(record))
+
+
+def seed_of(record: Mapping[str, Any]) -> Any:
+    """The seed of a run."""
+    return record["recipe"].get("seed", 0)
+
+
+def value_of(record: Mapping[str, Any], metric: str) -> float | None:
+    """A number of the end of training, or of the curvature there; None where it is missing or not finite."""
+    final = record.get("final") or {}
+    if metric in final:
+        return number(final[metric])
+    found = (record.get("curvature") or {}).get(metric)
+    return number(found.get("value") if isinstance(found, Mapping) else found)
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None: records write what is not finite as null or as text."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def larger_is_better(metric: str) -> bool:
+    """Accuracy should be large; losses, times and curvature small."""
+    return metric.endswith("accuracy")
+
+
+def problem_of(recipe: Mapping[str, Any]) -> str:
+    """What was to be learned, as a short text: the data, the model, and how the data was changed."""
+    said = [str(recipe.get("data", "")), str(recipe.get("model", ""))]
+    if recipe.get("model_settings"):
+        settings = recipe["model_settings"]
+        said.append(
+            ", ".join(f"{k}={v}" for k, v in settings.items()) if isinstance(settings, Mapping) else str(settings)
+        )
+    if recipe.get("share") not in (None, 1, 1.0):
+        said.append(f"first {100 * recipe['share']:g} %")
+    if recipe.get("label_noise"):
+        said.append(f"{100 * recipe['label_noise']:g} % label noise")
+    if recipe.get("hold_out"):
+        said.append(f"tested on {100 * recipe['hold_out']:g} % held out")
+    return ", ".join(said)
+
+
+def _base_of(group: Group, bases: list[Group]) -> Group | None:
+    """The base with the same recipe, the method apart; else with the same but for length and schedule; else the one."""
+    for own in (_METHOD, _METHOD + _LENGTH):
+        alike = [base for base in bases if _same_recipe(group, base, own)]
+        if alike:
+            return alike[0]
+    return bases[0] if len(bases) == 1 else None
+
+
+def _equal_cost(group: Group, references: list[Group]) -> Group | None:
+    """Of the base's runs, short and long, those with the same number of gradient evaluations."""
+    mine = _average(group, "gradients")
+    references = [g for g in references if _same_recipe(group, g, _METHOD + _LENGTH)] or references
+    counts = [(g, theirs) for g in references if (theirs := _average(g, "gradients"))]
+    if not mine or not counts:
+        return None
+    nearest, theirs = min(counts, key=lambda pair: abs(pair[1] / mine - 1))
+    return nearest if abs(theirs / mine - 1) <= EQUAL else None
+
+
+def _same_recipe(one: Group, other: Group, apart_from: tuple[str, ...]) -> bool:
+    names = (set(one.recipe) | set(other.recipe)).difference(apart_from)
+    return all(one.recipe.get(name) == other.recipe.get(name) for name in names)
+
+
+def _unrounded(mean: Mean, values: list[float]) -> Mean:
+    """Subtraction leaves rounding behind: a spread or a mean of that size is none."""
+    dust = 1e-12 * max(map(abs, values))
+    if abs(mean.value) <= dust:
+        mean = replace(mean, value=0.0)
+    if mean.error is not None and mean.error <= dust:
+        mean = replace(mean, error=0.0, low=None, high=None)
+    return mean
+
+
+def _average(group: Group, metric: str) -> float | None:
+    values = list(group.finished(metric).values())
+    return math.fsum(values) / len(values) if values else None
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
+
+
+def _lost(record: Mapping[str, Any]) -> bool:
+    final = record.get("final") or {}
+    return not any(number(final.get(name)) is not None for name in ("test_accuracy", "test_loss"))
+
+
+@cache
+def _t_quantile(confidence: float, degrees: int) -> float:
+    from scipy.stats import t
+
+    return float(t.ppf(0.5 + confidence / 2, degrees))

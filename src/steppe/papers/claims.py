@@ -1,0 +1,214 @@
+"""What a paper says, and whether our runs say the same.
+
+A `Claim` is one number of a paper with its cell. A `Trend` is something the paper says in words, with a function that
+looks whether it holds. The verdicts are four: reproduced, not reproduced, run at smaller scale, not run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..lab.statistics import FEWEST, Difference, Mean, holm, mean_of, paired
+from .experiment import Experiment
+from .runs import Results
+
+REPRODUCED, NOT_REPRODUCED, SMALLER, NOT_RUN = "reproduced", "not reproduced", "run at smaller scale", "not run"
+NEAR = 2.0  # combined standard errors within which two numbers are taken to be the same
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One number of a paper. Accuracies are shares, from 0 to 1."""
+
+    experiment: str
+    cell: str
+    value: float
+    error: float | None = None  # the paper's, see `spread`
+    n: int | None = None  # the paper's runs; None: it does not say
+    metric: str = "test_accuracy"
+    spread: str = "standard error"  # what the paper says its ± is; "unstated" is taken for one
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim beside what we found."""
+
+    claim: Claim
+    verdict: str
+    ours: Mean | None = None
+    scale: str = ""
+    apart: float | None = None  # ours minus the paper's, in combined standard errors
+    said: str = ""
+
+    @property
+    def n(self) -> int:
+        """Runs behind our number."""
+        return 0 if self.ours is None else self.ours.n
+
+
+def judge(claim: Claim, experiments: dict[str, Experiment], results: Results) -> Judged:
+    """Whether our number is the paper's, to within two combined standard errors."""
+    experiment = experiments[claim.experiment]
+    scale, group = results.best(experiment, claim.cell)
+    ours = group.mean(claim.metric)
+    lost = f"{len(group.diverged)} of {len(group.records)} runs diverged" if group.diverged else ""
+    if ours is None:
+        return Judged(claim, NOT_REPRODUCED if lost and scale == "full" else NOT_RUN, scale=scale, said=lost)
+    if ours.error is None or ours.n < FEWEST or scale != "full" or experiment.stands_in:
+        few = f"n = {ours.n}, too few to tell" if ours.n < FEWEST else ""
+        return Judged(claim, SMALLER, ours, scale, said=", ".join(filter(None, (few, lost))))
+    together = math.hypot(ours.error, claim.error or 0.0)
+    apart = (ours.value - claim.value) / together if together else math.inf
+    same = abs(apart) <= NEAR and not lost
+    said = lost if claim.error is not None else ", ".join(filter(None, (lost, "the paper gives no spread")))
+    return Judged(claim, REPRODUCED if same else NOT_REPRODUCED, ours, scale, apart, said)
+
+
+# Trends
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What looking for a trend gave. `holds` is None where there is nothing to look at."""
+
+    holds: bool | None
+    said: str = ""
+    n: int = 0
+    scale: str = "full"
+
+    def words(self, verdict: str) -> str:
+        """The verdict with what it rests on, for people."""
+        if self.holds is None:
+            return verdict
+        shown = (": it shows there" if self.holds else ": it does not show there") if verdict == SMALLER else ""
+        return f"{verdict}{shown} (n = {self.n}). {self.said[:1].upper()}{self.said[1:]}"
+
+
+NOTHING = Finding(None)
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Something a paper says in words, and how to see whether it is so."""
+
+    name: str
+    experiment: str
+    text: str
+    look: Callable[[Experiment, Results], Finding]
+
+    def judge(self, experiments: dict[str, Experiment], results: Results) -> tuple[str, Finding]:
+        """The verdict, and what it rests on."""
+        experiment = experiments[self.experiment]
+        found = self.look(experiment, results)
+        if found.holds is None:
+            return NOT_RUN, found
+        if found.scale != "full" or experiment.stands_in:
+            return SMALLER, found
+        return (REPRODUCED if found.holds else NOT_REPRODUCED), found
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Two cells that a paper ranks: `better` above `worse` in the metric (`larger=False`: below)."""
+
+    better: str
+    worse: str
+    where: str = ""  # for people: which column
+
+
+def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bool = True, allow: int = 0) -> Any:
+    """A look that compares pairs of cells seed by seed, with Holm's correction over all of them.
+
+    The trend holds if every pair that was run differs in the direction the paper says, each beyond doubt (adjusted
+    p < 0.05), but for at most `allow`.
+    """
+    listed = list(pairs)
+
+    def look(experiment: Experiment, results: Results) -> Finding:
+        for scale in ("full", "small"):
+            tried = [(c, _difference(experiment, results, c, metric, larger, scale)) for c in listed]
+            found = [(contest, d) for contest, d in tried if d is not None]
+            if found:
+                return weigh(found, scale)
+        return NOTHING
+
+    def weigh(found: list[tuple[Contest, Difference]], scale: str) -> Finding:
+        adjusted = holm([d.p for _, d in found])
+        held = sum(d.mean.value > 0 and p < 0.05 and d.n >= FEWEST for (_, d), p in zip(found, adjusted, strict=True))
+        lines = [f"{c.where or c.better}: {interval_text(d.mean, metric, larger)}" for c, d in found]
+        rest = f", {len(listed) - len(found)} not run" if len(found) < len(listed) else ""
+        said = f"holds in {held} of {len(found)}{rest}"
+        holds = held >= len(found) - allow and held > 0
+        return Finding(holds, f"{said}; {'; '.join(lines)}", min(d.n for _, d in found), scale)
+
+    return look
+
+
+def _difference(
+    experiment: Experiment, results: Results, contest: Contest, metric: str, larger: bool, scale: str
+) -> Difference | None:
+    one, other = (results.of(experiment, cell, scale) for cell in (contest.better, contest.worse))
+    return paired(one, other, metric) if larger else paired(other, one, metric)
+
+
+def interval_text(mean: Mean, metric: str, larger: bool = True) -> str:
+    """A difference with its interval and n. Where smaller is better, it was taken the other way round."""
+    factor, unit = (100, " points") if metric.endswith("accuracy") else (1, "")
+    sign = 1 if larger else -1
+    shown = f"{sign * factor * mean.value:+.3g}{unit}"
+    if mean.low is None or mean.high is None:
+        return f"{shown} (n = {mean.n}, no interval)"
+    ends = sorted((sign * factor * mean.low, sign * factor * mean.high))
+    return f"{shown} ({ends[0]:+.3g} to {ends[1]:+.3g}, n = {mean.n})"
+
+
+def falls_along(cells: Sequence[str], metric: str, rises: bool = False) -> Any:
+    """A look whether a number falls (or rises) from cell to cell: by the t interval of the slope over the ranks."""
+
+    def look(experiment: Experiment, results: Results) -> Finding:
+        for scale in ("full", "small"):
+            groups = [results.of(experiment, cell, scale) for cell in cells]
+            values = [group.finished(metric) for group in groups]
+            seeds = sorted(set.intersection(*(set(v) for v in values))) if values else []
+            if seeds:
+                slopes = [_slope([v[seed] for v in values]) * (1 if rises else -1) for seed in seeds]
+                mean = mean_of(slopes)
+                ends = " → ".join(f"{sum(v[s] for s in seeds) / len(seeds):.3g}" for v in values)
+                sure = mean.low is not None and mean.low > 0
+                way = "rises" if rises else "falls"
+                clear = "beyond doubt" if sure else "not beyond doubt"
+                return Finding(sure, f"{ends}: {way if mean.value > 0 else 'does not'}, {clear}", len(seeds), scale)
+        return NOTHING
+
+    return look
+
+
+def _slope(values: Sequence[float]) -> float:
+    middle = (len(values) - 1) / 2
+    weights = [i - middle for i in range(len(values))]
+    return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(w * w for w in weights)
+
+
+def claims_table(
+    experiment: str, columns: Sequence[str], rows: dict[str, str], *, percent: bool = False, **common: Any
+) -> list[Claim]:
+    """Claims from a table as printed: a row's numbers in the order of the columns, `-` where there is none.
+
+    >>> claims_table("s0/table1", ("a", "b"), {"sam": "95.3±0.1 -"}, percent=True)[0]
+    Claim(experiment='s0/table1', cell='a/sam', value=0.953, error=0.001, ...)
+    """
+    found = []
+    for row, text in rows.items():
+        numbers = text.split()
+        if len(numbers) != len(columns):
+            raise ValueError(f"{experiment}, {row}: {len(numbers)} numbers for {len(columns)} columns")
+        for column, number in zip(columns, numbers, strict=True):
+            if number != "-":
+                value, _, error = number.partition("±")
+                scale = 100 if percent else 1
+                shown = round(float(value) / scale, 7), round(float(error) / scale, 7) if error else None
+                found.append(Claim(experiment, f"{column}/{row}", *shown, **common))
+    return found

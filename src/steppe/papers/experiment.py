@@ -1,0 +1,207 @@
+"""Cells, the tables and figures made of them, and the scales they run at.
+
+A cell is one complete, frozen configuration with a name, such as ``cifar10/cnn-5/gam``; an experiment, such as
+``s0/table1``, is a grid of cells. At full scale a cell is what the paper did; "small" is the same with fewer epochs;
+"smoke" is a step or two on a few real images, to see that it runs at all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ..lab.errors import LabError, unknown
+from ..lab.measure import Measuring
+from ..lab.recipe import Recipe
+from .watch import FEWEST_PRODUCTS, Watch
+
+SCALES = ("full", "small", "smoke")
+SETS = "steppe.papers.sets"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration. Those without a recipe are computed by their experiment, not trained by the lab."""
+
+    name: str
+    recipe: Recipe | None  # at full scale, seed 0
+    label: str
+    role: str = "method"
+    stands_for: str = ""  # where it is not the paper's: what it is run in place of
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or a figure of a paper."""
+
+    name: str  # "s0/table1"
+    title: str
+    shows: str  # what the paper's shows, in words
+    cells: tuple[Cell, ...]
+    seeds: int = 1
+    measuring: Measuring | None = None  # at the end of every run
+    watch: Watch | None = None  # after chosen epochs
+    compute: Callable[[str, str, int], dict[str, Any]] | None = None  # of cell, scale and seed, without the lab
+    choices: tuple[str, ...] = ()  # what the paper leaves open, and what is done here
+    shorter: int = 10  # at small scale epochs, warm-up and schedule are divided by this
+    share: float = 1.0  # of the training data at small scale
+    stands_in: bool = False  # smaller than the paper's even at full scale
+    needs: str = ""  # what it takes beyond the lab's data
+
+    @property
+    def paper(self) -> str:
+        """s0 … s4, or extra."""
+        return self.name.split("/")[0]
+
+    @property
+    def slug(self) -> str:
+        """The name, for files."""
+        return self.name.replace("/", "-")
+
+    def cell(self, name: str) -> Cell:
+        """The cell of that name."""
+        found = next((cell for cell in self.cells if cell.name == name), None)
+        if found is None:
+            raise unknown(f"cell of {self.name}", name, [cell.name for cell in self.cells])
+        return found
+
+    def recipe(self, cell: Cell, scale: str, seed: int = 0) -> Recipe:
+        """What a cell trains at a scale."""
+        assert cell.recipe is not None
+        return replace(_SCALED[scale](self, cell.recipe), seed=seed)
+
+    def measuring_at(self, scale: str) -> Measuring | None:
+        """How the end of a run is measured at a scale: on next to nothing, to see that it works."""
+        if self.measuring is None or scale != "smoke":
+            return self.measuring
+        small = {"samples": 4, "probes": 2, "dimension": 4, "products": FEWEST_PRODUCTS, "points": 3, "directions": 2}
+        return replace(self.measuring, **{name: n for name, n in small.items() if hasattr(self.measuring, name)})
+
+    def measured_in(self, record: dict[str, Any]) -> bool:
+        """Whether a run, as the lab records it or as it is kept, has all that this experiment measures."""
+        if self.measuring is not None:
+            return getattr(self.measuring, "gives", "top") in (record.get("curvature") or {})
+        if self.watch is not None:
+            name, epochs = self.watch.gives, record["epochs"]
+            return any(name in e for e in epochs) if isinstance(epochs, list) else name in record["metrics"]
+        return True
+
+    def watch_at(self, scale: str) -> Watch | None:
+        """What is measured during training at a scale."""
+        return self.watch if self.watch is None or scale != "smoke" else self.watch.tiny()
+
+
+def select(experiment: Experiment, patterns: Iterable[str] = ()) -> tuple[Cell, ...]:
+    """The cells that patterns name: whole names, beginnings (``cifar10/cnn-5``), parts (``gam``) or ``*/cnn-*/gam``."""
+    patterns = [piece for pattern in patterns for piece in pattern.split(",") if piece]
+    chosen: dict[str, Cell] = {}
+    for pattern in patterns:
+        found = [cell for cell in experiment.cells if _matches(cell.name, pattern)]
+        if not found:
+            names = {part for cell in experiment.cells for part in (cell.name, *_beginnings(cell.name))}
+            raise unknown(f"cell of {experiment.name}", pattern, names)
+        chosen |= {cell.name: cell for cell in found}
+    return tuple(chosen.values()) if patterns else experiment.cells
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or name.startswith(f"{pattern}/") or pattern in name.split("/")
+
+
+def _beginnings(name: str) -> list[str]:
+    parts = name.split("/")
+    return [*("/".join(parts[:i]) for i in range(1, len(parts))), *parts]
+
+
+# Scales
+
+
+def _full(experiment: Experiment, recipe: Recipe) -> Recipe:
+    return recipe
+
+
+def _small(experiment: Experiment, recipe: Recipe) -> Recipe:
+    by = experiment.shorter
+    every = re.fullmatch(r"step:(.+)/(.+)", recipe.schedule)
+    schedule = f"step:{every[1]}/{max(float(every[2]) / by, 1):g}" if every else recipe.schedule
+    share = min(recipe.share, experiment.share)
+    epochs = max(recipe.epochs // by, 2)
+    return replace(recipe, epochs=epochs, warmup=recipe.warmup // by, schedule=schedule, share=share)
+
+
+_SMOKE_DATA = {
+    "mnist": "grey", "fashion-mnist": "grey", "fashion": "grey", "cifar-10": "colour", "cifar10": "colour",
+    "svhn": "colour", "cifar-100": "colour_100",
+}  # fmt: skip
+_SMOKE_MODELS: dict[str, dict[str, Any]] = {"mlp-3": {"hidden": 16}, "mlp-6": {"hidden": 16}, "cnn-3": {}, "cnn-5": {}}
+
+
+def _smoke(experiment: Experiment, recipe: Recipe) -> Recipe:
+    """Two steps on eight images. Large models become cnn-3; form of data, method, optimizer, augmentation stay."""
+    data = f"{SETS}:smoke_{_SMOKE_DATA.get(recipe.data.split(':')[-1], 'folder')}"
+    measured = experiment.measuring is not None or experiment.watch is not None
+    kept = recipe.model in _SMOKE_MODELS and not (measured and recipe.model.startswith("cnn"))
+    model = recipe.model if kept else "cnn-3"
+    base = "adamw" if recipe.base == "adabelief" else recipe.base  # adabelief comes from another package
+    return replace(
+        recipe, data=data, model=model, model_settings=_SMOKE_MODELS[model], epochs=1, batch=min(recipe.batch, 4),
+        warmup=min(recipe.warmup, 1), share=max(recipe.share, 0.5), compile=False, base=base,
+    )  # fmt: skip
+
+
+_SCALED = {"full": _full, "small": _small, "smoke": _smoke}
+
+
+def check_scale(scale: str) -> str:
+    """The scale, if there is one of that name."""
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    return scale
+
+
+# Making grids
+
+
+def grid(
+    *rows: tuple[str, str, str], columns: Sequence[tuple[str, dict[str, Any]]], label: str = "{}", **common: Any
+) -> tuple[Cell, ...]:
+    """Every row in every column: rows are (name, label, method), columns (name, fields of the recipe)."""
+    cells = []
+    for column, settings in columns:
+        for name, said, method in rows:
+            cells.append(trained(f"{column}/{name}", label.format(said), **{**common, **settings, "method": method}))
+    return tuple(cells)
+
+
+def trained(name: str, label: str, *, stands_for: str = "", role: str = "", **fields: Any) -> Cell:
+    """A cell that the lab trains."""
+    recipe = Recipe.of(fields)
+    return Cell(name, recipe, label, role or ("base" if recipe.method == "plain" else "method"), stands_for)
+
+
+def without_seed(recipe: dict[str, Any]) -> str:
+    """A text that is the same for all seeds of one recipe: of its fields, those that are not the defaults."""
+    return json.dumps(differing({k: v for k, v in recipe.items() if k != "seed"}), sort_keys=True)
+
+
+_DEFAULT = Recipe().as_dict()
+
+
+def differing(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The fields that are not the defaults."""
+    return {name: value for name, value in recipe.items() if value != _DEFAULT.get(name)}
+
+
+def registry(*papers: Iterable[Experiment]) -> dict[str, Experiment]:
+    """Experiments by name; two of one name, or two cells, are a mistake."""
+    found: dict[str, Experiment] = {}
+    for experiment in (one for paper in papers for one in paper):
+        names = [cell.name for cell in experiment.cells]
+        if experiment.name in found or len(set(names)) < len(names):
+            raise LabError(f"{experiment.name}: a name is given twice")
+        found[experiment.name] = experiment
+    return found

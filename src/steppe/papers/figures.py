@@ -1,0 +1,396 @@
+"""The papers' figures, drawn from kept results and from nothing else.
+
+Every picture carries a digest of the results it was drawn from, so that a test can tell a stale one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..lab.statistics import Group, Mean, mean_of
+from ..methods.gam import transformation
+from . import find, s0_gam, s1_gsam, s4_sasam
+from .experiment import Experiment
+from .runs import Results
+
+Figure = Any
+GREY = "0.6"
+
+
+class Kept:
+    """The results of one experiment, all of one scale: the largest there is."""
+
+    def __init__(self, experiment: Experiment, results: Results):
+        self.experiment, self.results = experiment, results
+        self.scale = results.scale_of(experiment)
+
+    def group(self, cell: str) -> Group:
+        """The runs of a cell."""
+        return self.results.of(self.experiment, cell, self.scale or "full")
+
+    def groups(self) -> dict[str, Group]:
+        """The runs of every cell that has any."""
+        found = {cell.name: self.group(cell.name) for cell in self.experiment.cells}
+        return {name: group for name, group in found.items() if group.records}
+
+    def digest(self) -> str:
+        """Of all results that the figure may use."""
+        records = {r["key"]: r for group in self.groups().values() for r in group.records}
+        text = json.dumps([records[key] for key in sorted(records)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def draw(name: str, results: Results, folder: Path) -> Path | None:
+    """Draw one figure into a folder; None if nothing of it was run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    kept = Kept(find(name), results)
+    if not kept.scale:
+        return None
+    style: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
+    with plt.rc_context(style):
+        figure = FIGURES[name](kept)
+        if figure is None:
+            return None
+        if kept.scale != "full":
+            figure.suptitle(f"run at {kept.scale} scale", fontsize=9, x=0.99, ha="right")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{kept.experiment.slug}.png"
+        figure.savefig(path, dpi=100, metadata={"Description": described(kept), "Software": None})
+        plt.close(figure)
+    return path
+
+
+def described(kept: Kept) -> str:
+    """What is written into a picture's file."""
+    return f"{kept.experiment.name} from results {kept.digest()}"
+
+
+def _axes(count: int, width: float = 3.2, height: float = 2.6, most: int = 4) -> tuple[Any, list[Any]]:
+    import matplotlib.pyplot as plt
+
+    columns = min(count, most)
+    rows = -(-count // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained"
+    )
+    flat = list(axes.flat)
+    for axis in flat[count:]:
+        axis.set_visible(False)
+    return figure, flat[:count]
+
+
+def _band(axis: Any, x: Sequence[float], runs: Iterable[Sequence[float]], **style: Any) -> None:
+    """Mean over runs, and one standard error around it."""
+    means = [mean_of(column) for column in zip(*runs, strict=True)]
+    middle = [mean.value for mean in means]
+    (line,) = axis.plot(x, middle, **style)
+    low, high = ([m.value + sign * (m.error or 0) for m in means] for sign in (-1, 1))
+    axis.fill_between(x, low, high, color=line.get_color(), alpha=0.2, lw=0)
+
+
+def _points(axis: Any, x: Sequence[Any], means: Sequence[Mean | None], factor: float = 100, **style: Any) -> None:
+    """Means with standard errors; those that are missing are left out."""
+    there = [(a, m) for a, m in zip(x, means, strict=True) if m is not None]
+    values = [factor * m.value for _, m in there]
+    axis.errorbar([a for a, _ in there], values, [factor * (m.error or 0) for _, m in there], capsize=2, **style)
+
+
+def _ticks(axis: Any, values: Sequence[Any]) -> None:
+    """A logarithmic axis with these values on it and no others."""
+    axis.set_xscale("log")
+    axis.set_xticks([float(value) for value in values], [str(value) for value in values])
+    axis.minorticks_off()
+
+
+# S0
+
+
+def _fig2(kept: Kept) -> Figure:
+    found = {name: [r["metrics"]["gamma"][-1] for r in group.done] for name, group in kept.groups().items()}
+    found = {name: gammas for name, gammas in found.items() if gammas}
+    if not found:
+        return None
+    figure, axes = _axes(len(found))
+    values = torch.linspace(0, 10, 101, dtype=torch.float64)
+    for axis, (name, gammas) in zip(axes, found.items(), strict=True):
+        for gamma, color in ((0.0, "0.7"), (0.01, "0.5"), (0.1, "0.2")):
+            label = f"SAM {gamma}" if gamma else "SGD"
+            axis.plot(values, transformation([gamma], values), color=color, lw=1, ls="--", label=label)
+        _band(axis, values.tolist(), [transformation(g, values).tolist() for g in gammas], color="C3", label="GAM")
+        axis.set(title=f"{name.removesuffix('/gam')}, n = {len(gammas)}", xlabel="λ", ylabel="P(λ)")
+    axes[0].legend()
+    return figure
+
+
+def _fig3(kept: Kept) -> Figure:
+    figure, (left, right) = _axes(2, 3.8, 3.0)
+    for axis, metric, factor, label in (
+        (left, "test_accuracy", 100, "test accuracy, %"),
+        (right, "seconds", 1, "seconds"),
+    ):
+        for end, said, color in (("", "GAM", "C3"), ("-faster", "GAM, γ lr x period", "C1")):
+            periods = [k for k in s0_gam.PERIODS if k > 1 or not end]
+            means = [kept.group(f"period-{k}{end}").mean(metric) for k in periods]
+            _points(axis, periods, means, factor, label=said, color=color, marker="o", ms=3)
+        for cell, said, color in (("sgd", "SGD (Adam)", "0.5"), ("sam-0.01", "SAM 0.01", "C0")):
+            if (mean := kept.group(cell).mean(metric)) is not None:
+                axis.axhline(factor * mean.value, color=color, lw=1, ls="--", label=said)
+        _ticks(axis, s0_gam.PERIODS)
+        axis.set(xlabel="γ updated every … steps", ylabel=label)
+    left.legend()
+    return figure
+
+
+def _fig4(kept: Kept) -> Figure:
+    values = kept.group("quadratic").records[0]["values"]
+    figure, (axis,) = _axes(1, 5.0, 3.4)
+    line = torch.linspace(0.97, 2.03, 400, dtype=torch.float64)
+    seen = line / 2 + torch.sin(10 * line) / 20
+    axis.axvspan(min(values["observed"]), max(values["observed"]), color="0.95", zorder=0)
+    axis.plot(seen, line, color="C0", lw=2.5, label="true: λ")
+    axis.plot(seen, transformation(values["gamma"], seen), color="C3", label="learned: P(λ̃)")
+    axis.plot(values["observed"], values["true"], "o", ms=4, color="C0", mec="white")
+    axis.set(ylim=(0.4, 2.2), xlabel="λ̃, eigenvalue of the training loss", ylabel="eigenvalue of the test loss")
+    axis.legend(loc="upper left")
+    return figure
+
+
+def _fig5(kept: Kept) -> Figure:
+    groups = kept.groups()
+    columns = list(dict.fromkeys(name.rsplit("/", 1)[0] for name in groups))
+    figure, axes = _axes(len(columns))
+    for axis, column in zip(axes, columns, strict=True):
+        for number, (row, (label, _)) in enumerate(s0_gam.ROWS.items()):
+            runs = [r["epochs"]["test_accuracy"] for r in groups.get(f"{column}/{row}", Group("", "", {})).done]
+            if runs:
+                errors = [[100 * (1 - a) for a in run] for run in runs]
+                _band(axis, range(1, len(errors[0]) + 1), errors, label=label, color=f"C{number}", lw=1)
+        stands_for = kept.experiment.cell(f"{column}/sgd").stands_for
+        title = f"{column}, in place of {stands_for}" if stands_for else column
+        axis.set(title=title, xlabel="epoch", ylabel="test error, %")
+    axes[0].legend(fontsize=7)
+    return figure
+
+
+def _fig6(kept: Kept) -> Figure:
+    figure, axes = _axes(3)
+    for axis, (what, values) in zip(
+        axes, (("T", s0_gam.TS), ("batch", s0_gam.BATCHES), ("eps", s0_gam.EPSILONS)), strict=True
+    ):
+        groups = [kept.group(f"{what}/{value}") for value in values]
+        _points(
+            axis, [float(v) for v in values], [g.mean("test_accuracy") for g in groups], color="C3", marker="o", ms=3
+        )
+        for value, group in zip(values, groups, strict=True):
+            if group.diverged:
+                axis.annotate(f"{len(group.diverged)} diverged", (float(value), 1), xycoords=("data", "axes fraction"),
+                              rotation=90, va="top", ha="center", fontsize=7)  # fmt: skip
+        axis.set(xlabel={"eps": "ε", "batch": "batch size"}.get(what, what), ylabel="test accuracy, %")
+        if what != "T":
+            _ticks(axis, values)
+    return figure
+
+
+# S1
+
+
+def _trajectories(kept: Kept) -> Figure:
+    figure, (axis,) = _axes(1, 4.6, 4.0)
+    side = torch.linspace(-2, 3, 120)
+    heights = [[float(s1_gsam.surface(torch.stack((x, y)))) for x in side] for y in side]
+    axis.contourf(side, side, heights, levels=30, cmap="Greys", alpha=0.6)
+    for number, (name, group) in enumerate(kept.groups().items()):
+        path = group.records[0]["values"]["path"]
+        axis.plot(*zip(*path, strict=True), color=f"C{number}", lw=1.2, label=group.label)
+        axis.plot(*path[-1], "o", color=f"C{number}", ms=5, label=f"{name}'s end")
+    axis.legend(fontsize=7)
+    return figure
+
+
+def _by_alpha(kept: Kept, axes: Sequence[tuple[Any, str, float, str]]) -> None:
+    """Numbers of the grid over ρ and α, a line for each ρ."""
+    grid: dict[str, list[tuple[float, str]]] = {}
+    for name in kept.groups():
+        rho, alpha = (part.split("-", 1)[1] for part in name.split("/"))
+        grid.setdefault(rho, []).append((float(alpha), name))
+    for axis, metric, factor, label in axes:
+        for number, (rho, cells) in enumerate(grid.items()):
+            means = [kept.group(name).mean(metric) for _, name in cells]
+            _points(
+                axis, [a for a, _ in cells], means, factor, label=f"ρ = {rho}", color=f"C{number}", marker="o", ms=3
+            )
+        axis.set(xlabel="α", ylabel=label)
+
+
+def _gap_and_top(kept: Kept) -> Figure:
+    figure, axes = _axes(3)
+    shown = (("test_accuracy", 100.0, "test accuracy, %"), ("from_gap", 1.0, "2h/ρ²"), ("top", 1.0, "λ_max"))
+    _by_alpha(kept, [(axis, *what) for axis, what in zip(axes, shown, strict=True)])
+    axes[0].legend()
+    return figure
+
+
+def _over_training(metric: str, label: str) -> Callable[[Kept], Figure]:
+    def picture(kept: Kept) -> Figure:
+        figure, (axis,) = _axes(1, 5.0, 3.2)
+        for name, group in kept.groups().items():
+            runs = [r["metrics"][metric] for r in group.done if metric in r.get("metrics", {})]
+            if runs and name.startswith("rho-0.1/"):
+                _band(axis, range(1, len(runs[0]) + 1), runs, label=f"{group.label}, n = {len(runs)}")
+        axis.set(xlabel="epoch", ylabel=label)
+        axis.legend(fontsize=7)
+        return figure
+
+    return picture
+
+
+def _bars(kept: Kept, metric: str = "test_accuracy") -> Figure:
+    """A point a cell: for what the paper shows as bars."""
+    groups = {n: g for n, g in kept.groups().items() if g.mean(metric)}
+    if not groups:
+        return None
+    figure, (axis,) = _axes(1, 5.4, 0.6 + 0.24 * len(groups))
+    for row, group in enumerate(groups.values()):
+        mean = group.mean(metric)
+        assert mean is not None
+        half = 0.0 if mean.low is None else 100 * (mean.value - mean.low)
+        axis.errorbar(100 * mean.value, row, xerr=half, fmt="o", ms=3, capsize=2, color="C0" if half else GREY)
+        axis.annotate(f"n = {mean.n}", (1.0, row), xycoords=("axes fraction", "data"), fontsize=7)
+        axis.set_yticks(range(row + 1), list(groups)[: row + 1])
+    axis.invert_yaxis()
+    axis.set_xlabel("test accuracy, % (95 % interval)")
+    return figure
+
+
+# S2
+
+
+def _turns(kept: Kept) -> Figure:
+    groups = kept.groups()
+    figure, axes = _axes(len(groups))
+    for axis, (name, group) in zip(axes, groups.items(), strict=True):
+        found = group.done[0]["curvature"]
+        for what, color in (("minima", "C0"), ("maxima", "C1")):
+            axis.hist(found[what]["counts"], bins=[i - 0.5 for i in range(7)], alpha=0.5, color=color, label=what)
+        axis.set(title=name, xlabel="along a direction", ylabel="directions")
+    axes[0].legend()
+    return figure
+
+
+def _spectra(kept: Kept) -> Figure:
+    groups = kept.groups()
+    figure, axes = _axes(len(groups))
+    for axis, (name, group) in zip(axes, groups.items(), strict=True):
+        metrics = group.done[0]["metrics"]
+        for number, (values, trace) in enumerate(zip(metrics["top_values"], metrics["trace"], strict=True)):
+            if values:
+                label = f"epoch {number + 1}, trace {trace['value']:.3g} ± {trace['error']:.2g}"
+                axis.hist(values, bins=20, alpha=0.5, label=label)
+        axis.set(title=name, xlabel="eigenvalue")
+        axis.legend(fontsize=6)
+    return figure
+
+
+def _landscapes(kept: Kept) -> Figure:
+    groups = {n: g for n, g in kept.groups().items() if g.done and (g.done[0]["curvature"] or {}).get("landscape")}
+    if not groups:
+        return None
+    figure, axes = _axes(len(groups), 2.8, 2.6)
+    for axis, (name, group) in zip(axes, groups.items(), strict=True):
+        slice_ = group.done[0]["curvature"]["landscape"]
+        shown = axis.contour(slice_["axis"], slice_["axis"], slice_["loss"], levels=12, linewidths=0.8)
+        axis.clabel(shown, fontsize=6)
+        axis.set_title(name)
+    return figure
+
+
+def _shares(kept: Kept) -> Figure:
+    figure, axes = _axes(2, 3.8, 3.0)
+    for axis, data in zip(axes, ("cifar10", "cifar100"), strict=True):
+        for name, group in kept.groups().items():
+            speed, accuracy = group.mean("images_per_second"), group.mean("test_accuracy")
+            if name.startswith(f"{data}/") and speed and accuracy:
+                _points(axis, [speed.value], [accuracy], marker="o", label=name.split("/")[1])
+        axis.set(title=data, xlabel="images a second", ylabel="test accuracy, %")
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=6)
+    return figure
+
+
+# S3, S4, extra
+
+
+def _frobenius(kept: Kept) -> Figure:
+    figure, axes = _axes(4, 3.4, 2.8)
+    for number, axis in enumerate(axes):
+        kind, by_lambda = ("clean", "noisy")[number // 2], bool(number % 2)
+        for name, group in kept.groups().items():
+            runs = [[e["value"] for e in r["metrics"]["frobenius"]] for r in group.done if "frobenius" in r["metrics"]]
+            if runs and name.startswith(f"{kind}/") and name.startswith(f"{kind}/lambda") == by_lambda:
+                _band(axis, range(1, len(runs[0]) + 1), runs, label=group.label)
+        axis.set(title=f"{kind}, by {'λ' if by_lambda else 'method'}", xlabel="epoch", ylabel="‖H‖²", yscale="log")
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=6)
+    return figure
+
+
+def _heat_maps(kept: Kept) -> Figure:
+    import numpy as np
+
+    metrics = ("test_accuracy", "shifted_accuracy", "trace", "shifted_trace", "top", "shifted_top")
+    shown = {metric: s4_sasam.values(kept.experiment, kept.results, metric)[1] for metric in metrics}
+    names = [name for name in s4_sasam.OPTIMIZERS if name in shown["test_accuracy"]]
+    if not names:
+        return None
+    figure, axes = _axes(len(metrics) * len(names), 1.9, 1.8, most=len(names))
+    for axis, (metric, name) in zip(axes, ((m, n) for m in metrics for n in names), strict=True):
+        at = shown[metric].get(name, {})
+        values = np.array([[at.get((lr, wd), np.nan) for wd in s4_sasam.DECAYS] for lr in s4_sasam.LRS])
+        ends = [abs(v) for by in shown[metric].values() for v in by.values()]  # one scale for all optimizers
+        low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
+        if "accuracy" not in metric:
+            low, high = np.log10(low + 1e-12), np.log10(high + 1e-12)
+        colours = values if "accuracy" in metric else np.log10(np.abs(values) + 1e-12)
+        axis.imshow(colours, cmap="viridis", vmin=low, vmax=high)
+        for i, j in np.ndindex(values.shape):
+            if np.isfinite(values[i, j]):
+                axis.text(j, i, f"{values[i, j]:.2g}", ha="center", va="center", fontsize=5, color="white")
+        axis.set_xticks(range(4), [f"{wd:g}" for wd in s4_sasam.DECAYS], fontsize=5)
+        axis.set_yticks(range(4), [f"{lr:g}" for lr in s4_sasam.LRS], fontsize=5)
+        axis.set_title(f"{name}, {metric}", fontsize=6)
+    return figure
+
+
+def _cost(kept: Kept) -> Figure:
+    figure, axes = _axes(2, 4.6, 3.4)
+    for axis, metric, factor, label in zip(
+        axes, ("test_accuracy", "top"), (100, 1), ("test accuracy, %", "λ_max"), strict=True
+    ):
+        for group in kept.groups().values():
+            cost, mean = group.mean("gradients"), group.mean(metric)
+            if cost and mean:
+                color = "C3" if group.role == "method" else GREY
+                _points(axis, [cost.value], [mean], factor, marker="o", ms=3, color=color)
+                axis.annotate(group.label, (cost.value, factor * mean.value), fontsize=5)
+        axis.set(xlabel="gradient evaluations", ylabel=label, xscale="log")
+    return figure
+
+
+FIGURES: dict[str, Callable[[Kept], Figure]] = {
+    "s0/fig2": _fig2, "s0/fig3": _fig3, "s0/fig4": _fig4, "s0/fig5": _fig5, "s0/fig6": _fig6, "s0/choices": _bars,
+    "s1/fig3": _trajectories, "s1/fig4": _gap_and_top, "s1/fig5": _bars, "s1/fig6": _bars,
+    "s1/fig4-cifar": _gap_and_top, "s1/fig8-cifar": _over_training("cos", "cos θ"),
+    "s1/fig9-cifar": _over_training("surrogate_gap", "surrogate gap h"), "s1/table6-cifar": _bars,
+    "s2/table7": _shares, "s2/fig2": _turns, "s2/fig3": _spectra, "s2/fig5": _landscapes, "s2/fig6": _bars,
+    "s3/fig1": _frobenius, "s4/vgg-19": _heat_maps, "s4/vit-small": _heat_maps, "extra/equal-cost": _cost,
+}  # fmt: skip

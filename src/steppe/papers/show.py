@@ -1,0 +1,226 @@
+"""Our numbers beside a paper's: as rows of text, for the terminal and for the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..lab.statistics import Mean, summarise
+from . import claims as known_claims
+from . import experiments, trends
+from .claims import NOT_RUN, Claim, Finding, Judged, Trend, interval_text, judge
+from .experiment import Cell, Experiment
+from .runs import Results
+
+HEADER = ("cell", "method", "paper", "ours (95 % interval)", "n", "apart", "seconds a run", "verdict")
+_METRICS = {"test_accuracy": "", "best_test_accuracy": "best epoch"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row: a claim and what we have for it, or a cell of ours that the paper has not."""
+
+    cell: Cell
+    metric: str
+    judged: Judged | None
+    ours: Mean | None
+    scale: str
+    diverged: int
+    seconds: float | None = None  # of training, a run
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there is a record behind it."""
+        return self.ours is not None or self.diverged > 0
+
+    @property
+    def verdict(self) -> str:
+        """One of four, or what it is when the paper has no number."""
+        if self.judged is not None:
+            return self.judged.verdict
+        return ("ours alone" if self.scale == "full" else "ours alone, smaller scale") if self.has_run else NOT_RUN
+
+    def texts(self) -> tuple[str, ...]:
+        """As shown."""
+        claim = self.judged.claim if self.judged else None
+        name = self.cell.name + (
+            f" ({_METRICS.get(self.metric, self.metric)})" if _METRICS.get(self.metric, "?") else ""
+        )
+        apart = self.judged.apart if self.judged else None
+        note = self.judged.said if self.judged else f"{self.diverged} diverged" if self.diverged else ""
+        if self.cell.stands_for:
+            note = ", ".join(filter(None, (f"in place of {self.cell.stands_for}", note)))
+        scale = f"{self.scale} scale" if self.scale not in ("", "full") else ""
+        shown = ", ".join(filter(None, (note, scale)))
+        verdict = self.verdict + (f" ({shown})" if shown else "")
+        return (
+            name, self.cell.label, "" if claim is None else paper_number(claim), our_number(self.ours, self.metric),
+            str(self.ours.n) if self.ours else "0", "" if apart is None else f"{apart:+.1f} s.e.",
+            "" if self.seconds is None else f"{self.seconds:.3g}", verdict,
+        )  # fmt: skip
+
+
+def is_share(metric: str) -> bool:
+    """Accuracies are shown in percent."""
+    return metric.endswith("accuracy")
+
+
+def paper_number(claim: Claim) -> str:
+    """The paper's number, with its spread and runs."""
+    factor = 100 if is_share(claim.metric) else 1
+    text = f"{factor * claim.value:.2f}"
+    return text if claim.error is None else f"{text} ± {factor * claim.error:.2f}"
+
+
+def our_number(mean: Mean | None, metric: str) -> str:
+    """Ours, with its interval; without one it says so."""
+    if mean is None:
+        return NOT_RUN
+    factor = 100 if is_share(metric) else 1
+    number = f"{factor * mean.value:.2f}" if is_share(metric) else f"{mean.value:.4g}"
+    if mean.low is None or mean.high is None:
+        return f"{number} (no interval)"
+    ends = (f"{factor * end:.2f}" if is_share(metric) else f"{end:.4g}" for end in (mean.low, mean.high))
+    return f"{number} ({' to '.join(ends)})"
+
+
+def lines(experiment: Experiment, results: Results, scale: str | None = None) -> list[Line]:
+    """A row for every claim on the experiment, and for every other cell; what is computed has words alone."""
+    mine = [claim for claim in known_claims() if claim.experiment == experiment.name]
+    claimed: dict[str, list[Claim]] = {}
+    for claim in mine:
+        claimed.setdefault(claim.cell, []).append(claim)
+    found = []
+    for cell in (cell for cell in experiment.cells if cell.recipe is not None):
+        best, group = results.best(experiment, cell) if scale is None else (scale, results.of(experiment, cell, scale))
+        lost, time = len(group.diverged), group.mean("seconds")
+        seconds = None if time is None else time.value
+        for claim in claimed.get(cell.name, ()) if scale is None else ():
+            judged = judge(claim, experiments(), results)
+            found.append(Line(cell, claim.metric, judged, judged.ours, judged.scale, lost, seconds))
+        if cell.name not in claimed or scale is not None:
+            metric, there = "test_accuracy", best if group.records else ""
+            found.append(Line(cell, metric, None, group.mean(metric), there, lost, seconds))
+    return found
+
+
+def findings(experiment: Experiment, results: Results) -> list[tuple[Trend, str, Finding]]:
+    """What the paper says of this experiment in words, with verdicts."""
+    mine = [trend for trend in trends() if trend.experiment == experiment.name]
+    return [(trend, *trend.judge(experiments(), results)) for trend in mine]
+
+
+def print_experiment(experiment: Experiment, results: Results, scale: str | None = None) -> None:
+    """On the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(emoji=False, highlight=False)
+    caption = "apart: ours minus the paper's in combined standard errors √(se² + se²); within 2 counts as reproduced"
+    table = Table(*HEADER, title=f"{experiment.name} · {experiment.title}", caption=caption, title_justify="left")
+    all_lines = lines(experiment, results, scale)
+    shown = [line for line in all_lines if line.has_run or line.judged is not None]
+    for line in shown:
+        table.add_row(*line.texts())
+    if shown:
+        console.print(table)
+    if against := fair(experiment, results):
+        equal = Table(*against[0], title="at equal cost (Holm's correction over the methods)", title_justify="left")
+        for row in against[1:]:
+            equal.add_row(*row)
+        console.print(equal)
+    if not shown and not results.scale_of(experiment):
+        console.print(f"{experiment.name} · {experiment.title}: {NOT_RUN}")
+    elif missing := len(all_lines) - len(shown):
+        console.print(f"{NOT_RUN}: {missing} more cells")
+    for trend, verdict, found in findings(experiment, results):
+        console.print(f"{trend.text}: {found.words(verdict)}", soft_wrap=True)
+    for choice in experiment.choices:
+        console.print(f"note: {choice}", soft_wrap=True)
+
+
+def overview(results: Results) -> list[tuple[str, str, int, int, str]]:
+    """Name, title, cells, runs kept and scale, of every experiment."""
+    rows: list[Any] = []
+    for experiment in experiments().values():
+        groups = [results.best(experiment, cell) for cell in experiment.cells]
+        kept = sum(len(group.records) for _, group in groups)
+        run = sum(1 for _, group in groups if group.records)
+        scale = results.scale_of(experiment)
+        state = f"{kept} runs, {run} of {len(groups)} cells, {scale} scale" if kept else NOT_RUN
+        rows.append((experiment.name, experiment.title, len(groups), kept, state))
+    return rows
+
+
+# For the page
+
+
+def matrix(shown: list[Line]) -> list[tuple[str, ...]]:
+    """Methods down, columns across, as papers print it: ours ± standard error (n), and after / the paper's.
+
+    Only columns of which something was run; nothing if there are not several of them.
+    """
+    at = {tuple(line.cell.name.rsplit("/", 1)): line for line in shown if "/" in line.cell.name}
+    columns = list(dict.fromkeys(column for (column, _), line in at.items() if line.has_run))
+    rows = list(dict.fromkeys(row for _, row in at))
+    if len(columns) < 2 or len(rows) < 2:
+        return []
+
+    def entry(line: Line | None) -> str:
+        if line is None:
+            return ""
+        paper = f" / {100 * line.judged.claim.value:.2f}" if line.judged else ""
+        if line.ours is None:
+            return (f"{line.diverged} diverged" if line.diverged else NOT_RUN) + paper
+        error = "" if line.ours.error is None else f" ± {100 * line.ours.error:.2f}"
+        return f"{100 * line.ours.value:.2f}{error} ({line.ours.n}){paper}"
+
+    body = [(row, *(entry(at.get((column, row))) for column in columns)) for row in rows]
+    return [("", *columns), *body]
+
+
+def offset(shown: list[Line]) -> str:
+    """Whether our numbers lie above or below the paper's as a whole."""
+    pairs = [(line.ours.value, line.judged.claim.value) for line in shown
+             if line.ours and line.judged and line.judged.apart is not None and is_share(line.metric)]  # fmt: skip
+    if len(pairs) < 3:
+        return ""
+    apart = [100 * (ours - paper) for ours, paper in pairs]
+    said = f"ours minus the paper's is {sum(apart) / len(apart):+.2f} points on average"
+    return f"Over {len(pairs)} cells {said}, from {min(apart):+.2f} to {max(apart):+.2f}."
+
+
+def run_on(experiment: Experiment, results: Results) -> list[str]:
+    """Hardware, versions and commits behind the results, with how many runs each."""
+    found: dict[str, set[str]] = {}
+    for cell in experiment.cells:
+        for record in results.best(experiment, cell)[1].records:
+            e = record["environment"]
+            commit = f", commit {e['commit'][:8]}" if e.get("commit") else ""
+            text = f"{e['device']}, torch {e['torch']}, Python {e['python']}, steppe {e['steppe']}{commit}"
+            found.setdefault(text, set()).add(record["key"])
+    return [f"{len(keys)} runs on {text}" for text, keys in found.items()]
+
+
+def fair(experiment: Experiment, results: Results) -> list[tuple[str, ...]]:
+    """Of experiments with a base trained longer: every method against the base that cost as much, and its curvature."""
+    scale = results.scale_of(experiment)
+    if not scale or not any(cell.role == "equal-cost" for cell in experiment.cells):
+        return []
+    records = [
+        {**record, "label": cell.label, "role": cell.role}
+        for cell in experiment.cells
+        for record in results.of(experiment, cell, scale).records
+    ]
+    measures = {"λ_max": "top", "trace": "trace", "sharpness": "sharpness"}
+    table = [("method", "n", "test accuracy, %", "gradients", "seconds", "minus the base at equal cost", "", *measures)]
+    for row in summarise(records):
+        equal = row.equal_cost
+        apart = "" if equal is None else f"{interval_text(equal.mean, 'test_accuracy')} against {equal.against}"
+        found = [row.group.mean(metric) for metric in measures.values()]
+        table.append((
+            row.label, str(row.n), our_number(row.mean, "test_accuracy") if row.mean else row.verdict,
+            "" if row.cost is None else f"{row.cost:.3g}x", "" if row.seconds is None else f"{row.seconds.value:.3g}",
+            apart, row.role if equal is None else equal.verdict, *("" if m is None else f"{m.value:.3g}" for m in found),
+        ))  # fmt: skip
+    return table

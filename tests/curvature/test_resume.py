@@ -1,0 +1,151 @@
+"""A measurement that was stopped goes on as if it had not been."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from curvature.problems import digits, mlp
+from steppe.curvature import Hessian, Krylov, eigenvalues, frobenius_squared, saving, spectrum, trace
+
+
+class Stops(Exception):
+    pass
+
+
+class Interrupted:
+    """An operator that fails at its n-th product, as a machine does."""
+
+    def __init__(self, operator, at: int):
+        self.operator, self.left = operator, at
+        self.shape, self.dtype, self.device = operator.shape, operator.dtype, operator.device
+        if hasattr(operator, "objective"):
+            self.objective = operator.objective
+
+    def __matmul__(self, block):
+        self.left -= block.shape[1] if block.dim() == 2 else 1
+        if self.left < 0:
+            raise Stops
+        return self.operator @ block
+
+
+@pytest.fixture(autouse=True)
+def save_always(monkeypatch):
+    monkeypatch.setattr(saving, "SAVE_EVERY", 0.0)
+
+
+MEASURES = {
+    "trace": lambda A, **o: trace(A, rtol=1e-2, max_basis=24, **o),
+    "frobenius": lambda A, **o: frobenius_squared(A, rtol=5e-3, max_basis=32, **o),
+    "hutchinson": lambda A, **o: trace(A, rtol=5e-2, method="hutchinson", **o),
+    "hutch++": lambda A, **o: trace(A, rtol=2e-4, method="hutch++", **o),
+    "xtrace": lambda A, **o: trace(A, rtol=2e-4, method="xtrace", **o),
+}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_samples_go_on_bit_for_bit(all_problems, tmp_path, name):
+    A = all_problems[0][1]
+    measure = MEASURES[name]
+    unbroken = measure(A, seed=3)
+    for at in (5, 70, unbroken.matvecs - 1):
+        path = tmp_path / f"{at}.pt"
+        with pytest.raises(Stops):
+            measure(Interrupted(A, at), seed=3, checkpoint=path)
+        counting = Interrupted(A, 10**9)
+        resumed = measure(counting, seed=3, checkpoint=path)
+        assert torch.equal(resumed.samples, unbroken.samples)
+        assert (resumed.value, resumed.standard_error, resumed.matvecs) == (
+            unbroken.value, unbroken.standard_error, unbroken.matvecs,
+        )  # fmt: skip
+        assert 10**9 - counting.left < unbroken.matvecs or at == 5 or name == "xtrace"  # not all was done again
+        # Done: read from the file. Only the sketch of Hutch++ is made again.
+        assert measure(Interrupted(A, 48 if name == "hutch++" else 0), seed=3, checkpoint=path).value == unbroken.value
+    with pytest.raises(ValueError, match="another one"):
+        measure(A, seed=4, checkpoint=path)
+
+
+def test_every_measure_of_a_shared_run_goes_on_bit_for_bit(all_problems, tmp_path):
+    A = next(A for problem, A in all_problems if problem.name == "tied")
+
+    def measured(operator, folder: Path | None) -> list[torch.Tensor]:
+        def file(name: str) -> Path | None:
+            return None if folder is None else folder / name
+
+        run = Krylov(operator, block=4, seed=1, checkpoint=file("run.pt"))
+        density = spectrum(run, dimension=40)
+        top = eigenvalues(run, 9, rtol=1e-5)
+        whole = trace(run, rtol=1e-2, checkpoint=file("trace.pt"))
+        return [density.nodes, density.weights, top.values, top.residuals, whole.samples, torch.tensor(whole.matvecs)]
+
+    counting = Interrupted(A, 10**9)
+    unbroken = measured(counting, None)
+    total = 10**9 - counting.left
+    assert total > 200
+    # Once in the middle of the trace's samples; and once stopped over and over again, in each of the measures.
+    with pytest.raises(Stops):
+        measured(Interrupted(A, total - 20), tmp_path / "once")
+    assert all(torch.equal(a, b) for a, b in zip(measured(A, tmp_path / "once")[4:], unbroken[4:], strict=True))
+    run = Krylov(A, block=4, seed=1, checkpoint=tmp_path / "run.pt")
+    for _ in range(100):
+        try:
+            run = Krylov(Interrupted(A, 13), block=4, seed=1, checkpoint=tmp_path / "run.pt")
+            top = eigenvalues(run, 9, rtol=1e-5)
+            break
+        except Stops:
+            continue
+    straight = eigenvalues(Krylov(A, block=4, seed=1), 9, rtol=1e-5)
+    assert torch.equal(top.values, straight.values) and torch.equal(top.vectors, straight.vectors)
+
+
+def test_another_net_is_not_gone_on_with(tmp_path):
+    data = digits(20, side=4)
+    torch.manual_seed(0)
+    trace(Hessian(mlp(4), F.cross_entropy, data), rtol=0.1, checkpoint=tmp_path / "trace.pt")
+    with pytest.raises(ValueError, match="another one"):
+        trace(Hessian(mlp(4), F.cross_entropy, data), rtol=0.1, checkpoint=tmp_path / "trace.pt")
+
+
+SCRIPT = """
+import os, signal, sys, torch, torch.nn.functional as F
+from steppe.curvature import Hessian, saving, trace
+saving.SAVE_EVERY = 0.0
+torch.set_num_threads(1)
+torch.manual_seed(0)
+x, y = torch.linspace(-1, 1, 40 * 16).sin().reshape(40, 16).double(), torch.arange(40) % 10
+net = torch.nn.Sequential(torch.nn.Linear(16, 6), torch.nn.Softplus(), torch.nn.Linear(6, 10)).double()
+H = Hessian(net, F.cross_entropy, (x, y))
+multiply, left = H._multiply, [int(sys.argv[2])]
+def until_killed(rows):
+    left[0] -= len(rows)
+    if left[0] < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return multiply(rows)
+H._multiply = until_killed
+for checkpoint in (sys.argv[1], None):
+    found = trace(H, rtol=2e-2, max_basis=16, checkpoint=checkpoint)
+    print("RESULT", found.value.hex(), found.standard_error.hex(), found.matvecs, len(found.samples))
+"""
+
+
+def test_a_killed_process_goes_on_bit_for_bit(tmp_path):
+    here = Path(__file__).parent
+    paths = [str(here.parent), str(here.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+    def run(checkpoint: str, products: int) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-c", SCRIPT, checkpoint, str(products)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    for products in (20, 90):  # while the basis grows, and while probes are drawn
+        assert run(str(tmp_path / "trace.pt"), products).returncode == -signal.SIGKILL
+    end = run(str(tmp_path / "trace.pt"), 10**9)
+    _, resumed, unbroken = end.stdout.split("RESULT")
+    assert resumed.split() == unbroken.split()

@@ -1,0 +1,154 @@
+"""The site in a real browser: headless Chromium."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import shutil
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves, and says nothing about it."""
+
+    def log_message(self, format, *args):
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """The site, served."""
+    handler = functools.partial(Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """Opens pages of one size; what went wrong in them is collected in `page.trouble`."""
+    contexts = []
+
+    def opened(width: int, scheme: str = "light"):
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.trouble = []
+        page.asked = set()
+        page.on("console", lambda m: page.trouble.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: page.trouble.append(str(error)))
+        page.on("requestfailed", lambda request: page.trouble.extend(failure_of(request)))
+        page.on("response", lambda r: page.trouble.append(f"{r.status}: {r.url}") if r.status >= 400 else None)
+        page.on("request", lambda request: page.asked.add(urlsplit(request.url).netloc))
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def failure_of(request) -> list[str]:
+    """Why a request failed; leaving a page before all of it has come is none."""
+    return [] if request.failure == "net::ERR_ABORTED" else [f"{request.failure}: {request.url}"]
+
+
+def pages_of(site: Path) -> list[str]:
+    return [str(path.relative_to(site)) for path in sorted(site.rglob("*.html")) if path.name != "404.html"]
+
+
+def test_every_page_on_a_phone(site, address, open_page):
+    """No error in the console, nothing missing, nothing asked of another host, no page wider than the screen."""
+    page = open_page(360)
+    wide = []
+    for name in pages_of(site):
+        page.goto(f"{address}/{name}")
+        if page.evaluate("document.documentElement.scrollWidth") > 360:
+            wide.append(name)
+    assert page.trouble == []
+    assert wide == []
+    assert {host for host in page.asked if host} == {urlsplit(address).netloc}
+    assert len(pages_of(site)) > 30
+
+
+def test_search_finds_a_method(address, open_page):
+    page = open_page(1280)
+    page.goto(f"{address}/index.html")
+    page.keyboard.press("/")
+    page.keyboard.type("GSAM")
+    first = page.locator(".md-search-result__item a").first
+    first.wait_for()
+    found = page.locator(".md-search-result__item a").evaluate_all("links => links.map(link => link.pathname)")
+    assert "/methods/gsam.html" in found
+    assert page.trouble == []
+
+
+def test_the_drawing_follows_the_switch_between_light_and_dark(address, open_page):
+    page = open_page(1280)
+    page.goto(f"{address}/how.html")
+    colour = "getComputedStyle(document.querySelector('svg.drawing')).color"
+    light = page.evaluate(colour)
+    page.locator("label[for=__palette_1]").click()
+    page.wait_for_function("document.body.getAttribute('data-md-color-scheme') === 'slate'")
+    assert luminance(parts(page.evaluate(colour))[:3]) > luminance(parts(light)[:3])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_chart_is_shown_in_the_scheme_of_the_page(address, open_page, scheme):
+    page = open_page(1280, scheme)
+    page.goto(f"{address}/benchmarks.html")
+    shown = page.locator("article img:visible").evaluate_all("images => images.map(image => image.src)")
+    assert shown and all(src.endswith(f"-{scheme}.svg#only-{scheme}") for src in shown)
+    assert page.locator("article img:visible").first.evaluate("image => image.naturalWidth") > 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_what_is_behind_it(address, open_page, scheme):
+    """Words, links and code, by the contrast that WCAG asks of text: 4.5 to 1."""
+    page = open_page(1280, scheme)
+    page.goto(f"{address}/index.html")
+    body = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    for what in ("article p", "article td a", "article h2"):
+        colour = page.locator(what).first.evaluate("element => getComputedStyle(element).color")
+        assert contrast(colour, body) >= 4.5, (what, colour, body)
+
+
+def contrast(front: str, back: str) -> float:
+    """Of two colours: WCAG's ratio of relative luminances."""
+    behind = parts(back)
+    alpha = parts(front)[3]
+    mixed = [alpha * f + (1 - alpha) * b for f, b in zip(parts(front)[:3], behind[:3], strict=True)]
+    light, dark = sorted((luminance(mixed), luminance(behind[:3])), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def parts(colour: str) -> list[float]:
+    red, green, blue, *alpha = (float(part) for part in colour[colour.index("(") + 1 : -1].split(","))
+    return [red / 255, green / 255, blue / 255, *(alpha or [1.0])]
+
+
+def luminance(rgb: list[float]) -> float:
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_contrast_is_that_of_the_definition():
+    assert contrast("rgb(0, 0, 0)", "rgb(255, 255, 255)") == pytest.approx(21)
+    assert contrast("rgba(0, 0, 0, 0)", "rgb(9, 9, 9)") == pytest.approx(1)

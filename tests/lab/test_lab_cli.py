@@ -1,0 +1,224 @@
+"""What is typed wrong gets one helpful line; what is typed right does what it says."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from steppe.cli import app
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPPE_DATA", str(tmp_path / "nothing-here"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def run(*args: str):
+    return CliRunner().invoke(app, args, env={"COLUMNS": "200"})
+
+
+WRONG = {
+    "compare --epochs ten": "Invalid value for '--epochs'",
+    "compare --epochs 0": "epochs must be a whole number, at least 1, not 0",
+    "compare --seeds 0": "--seeds and --together must be at least 1",
+    "compare --lr -1": "lr must be a finite number, not negative, not -1.0",
+    "compare --lr nan": "lr must be a finite number, not negative, not nan",
+    "compare --sheeds 3": "No such option: --sheeds",
+    "compare --methods": "requires an argument",
+    "compare --methods gsma": "no method 'gsma': did you mean",
+    "compare --methods sam:rhoo=0.1": "SAM: no setting 'rhoo': did you mean rho?",
+    "compare --methods sam:rho=big": "SAM: rho must be a number, not 'big'",
+    "compare --methods sam:rho=-1": "SAM: rho must not be negative, got -1",
+    "compare --methods sam:rho=0.1,0.2": "'0.2' is not a method; to compare several values write each",
+    "compare --methods rho=0.1,sam": "'rho=0.1' comes before any method: write for example sam:rho=0.1",
+    "compare --methods sam:rho=0.1,rho=0.2": "SAM: rho is given twice",
+    "compare --methods sam:0.1": "SAM: '0.1' is not a setting; write name=value",
+    "compare --methods gam:T=2.5": "GAM: T must be a whole number, not '2.5'",
+    "compare --methods gam:optimizer=adam": "GAM: optimizer is a function and cannot be set by text",
+    "compare --methods every:k=3": "Every needs method",
+    "compare --methods gam:gamma=(0.1": "brackets",
+    "compare --data cats": "no data set 'cats'",
+    "compare --data mnist": "mnist",
+    "compare --data mnist --data-dir missing": "there is no folder missing",
+    "compare --data mine:load": "name a model for your own data",
+    "compare --data mine:load --model mlp-3": "cannot import mine",
+    "compare --model mlp-33": "no model 'mlp-33': did you mean mlp-3",
+    "compare --model cnn-5 --model-settings width=3": "width",
+    "compare --model-settings hidden": "'hidden' is not of the form name=value",
+    "compare --base sdg": "no base 'sdg': did you mean sgd?",
+    "compare --base adam --momentum 0.9": "momentum is for sgd",
+    "compare --schedule cosin": "no schedule 'cosin'",
+    "compare --schedule step:0.1": "no schedule 'step:0.1'",
+    "compare --precision fp8": "no precision 'fp8'",
+    "compare --augment flips": "no augmentation 'flips'",
+    "compare --auxiliary new": "no auxiliary 'new'",
+    "compare --batch 5000": "batch 5000 is larger than the 1437 training examples",
+    "compare --share 2": "share must be above 0 and at most 1",
+    "compare --device tpu:9": "--device tpu:9 cannot be used",
+    "compare --jobs 0": "--jobs must be at least 1",
+    "compare --threads 0": "--threads must be at least 1",
+    "compare --log paper": "no logger 'paper'",
+    "compare --out file": "--out file is a file",
+    "train --method sam,gsam": "no method 'sam,gsam'",
+    "train --seed -1": "seed must be a whole number, at least 0",
+    "train --distributed ddp": "runs under torchrun",
+    "train --distributed dpp": "--distributed is ddp or fsdp2",
+    "sweep": "nothing to search",
+    "sweep --grid lr": "is not of the form name=values",
+    "sweep --grid rho=0.1": "rho is a setting of the method: write sam.rho",
+    "sweep --grid gsam.rho=0.1": "the method is sam, so write sam.rho",
+    "sweep --grid sam.rho=0.1,-2": "SAM: rho must not be negative",
+    "sweep --range lr=0.1": "is not a range, such as lr=1e-4..1e-1",
+    "sweep --grid lr=0.1 --on mars": "--on is local or ray",
+    "sweep --range lr=0.1..1 --sampler best": "no sampler 'best'",
+    "sweep --range lr=0.1..1 --storage nonsense": "the database nonsense cannot be used",
+    "report nowhere": "there is no nowhere",
+    "report .": "there are no records in .",
+    "list optimizers": "no list of 'optimizers'",
+    "list": "Missing argument",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_mistake_gets_one_helpful_line(line):
+    if "--storage" in line:
+        pytest.importorskip("optuna")
+    Path("file").write_text("")
+    result = run(*line.split())
+    assert result.exit_code == 2, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("steppe: ") and result.stderr.count("\n") == 1, result.stderr
+    assert WRONG[line] in result.stderr, result.stderr
+    assert result.stdout == ""
+
+
+USERS = {
+    "mine.py": """
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+def load():
+    x, y = load_digits(return_X_y=True)
+    x, y = torch.tensor(x / 16).float(), torch.tensor(y)
+    return (x[:500], y[:500]), (x[500:700], y[500:700])
+
+def net(): return nn.Linear(64, 10)
+def wrong(): return nn.Linear(64, 9)
+def misfit(): return nn.Linear(63, 10)
+def broken(): raise RuntimeError("two\\nlines")
+"""
+}
+
+
+def test_a_users_own_data_and_model():
+    Path("mine.py").write_text(USERS["mine.py"])
+    sys.modules.pop("mine", None)
+    own = ["--data", "mine:load", "--epochs", "1", "--no-curvature"]
+    for model, said in {
+        "wrong": "gives (2, 9) for 2 inputs, not (2, 10)",
+        "misfit": "mine:misfit does not fit data mine:load",
+        "broken": "RuntimeError: two lines",
+        "absent": "mine has no function 'absent'",
+    }.items():
+        result = run("train", "--model", f"mine:{model}", *own)
+        assert result.exit_code == 2 and result.stderr.count("\n") == 1 and said in result.stderr, result.stderr
+    result = run("train", "--model", "mine:net", *own)
+    assert result.exit_code == 0, result.stderr
+    (path,) = Path("runs").glob("*.json")
+    record = json.loads(path.read_text())
+    assert (record["status"], record["parameters"], record["train_examples"]) == ("done", 650, 500)
+    assert (record["role"], record["label"], record["final"]["gradients"]) == ("base", "Adam", 5)
+
+
+def test_compare_then_report_then_list():
+    options = ["--epochs", "1", "--seeds", "2", "--jobs", "1", "--no-curvature", "--no-equal-cost"]
+    result = run("compare", "sam:rho=0.1", "--methods", "gsam", *options)
+    assert result.exit_code == 0, result.stderr
+    assert {path.name.split("-seed")[0] for path in Path("runs").glob("*.json")} == {
+        "digits-digits-mlp-plain", "digits-digits-mlp-sam-rho-0.1", "digits-digits-mlp-gsam",
+    }  # fmt: skip
+    assert "SAM rho=0.1" in result.stdout and "wrote runs/report.html" in result.stdout
+    assert result.stderr.count("\n") == 6
+    Path("runs/report.html").unlink()
+    (Path("runs") / "foreign.json").write_text("{}")
+    again = run("report", "runs")
+    assert again.exit_code == 0 and Path("runs/report.html").exists()
+    assert "foreign.json is not a record and is skipped" in again.stderr
+    first, second = (text.split("wrote")[0] for text in (result.stdout, again.stdout))
+    assert first == second
+    assert "fashion-mnist" in run("list", "data").stdout and "mlp-3" in run("list", "models").stdout
+    assert "GNAMFast" in run("list", "methods").stdout
+
+
+def test_a_method_that_sets_the_learning_rate_gets_no_schedule():
+    result = run(
+        "compare",
+        "sasgd",
+        *["--epochs", "1", "--seeds", "1", "--jobs", "1", "--no-curvature", "--no-equal-cost", "--lr", "0.01"],
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "SASGD sets the learning rate itself: trained without the cosine schedule" in result.stderr
+    (path,) = Path("runs").glob("*sasgd*.json")
+    assert json.loads(path.read_text())["recipe"]["schedule"] == "constant"
+
+
+def test_a_recipe_becomes_the_command_that_trains_it():
+    from steppe.lab.options import RECIPE_OPTIONS, command_for, make_recipe
+    from steppe.lab.recipe import Recipe, suggested
+
+    for recipe in (
+        Recipe(**suggested("digits", "digits-mlp"), seed=2),
+        Recipe(data="cifar-10", model="resnet-18", method="gsam:rho=0.1..0.02", base="adamw", lr=3e-4, warmup=5),
+        Recipe(data="mnist", model="mlp-3", method="gam:gamma=(0.1,0.01)", model_settings={"hidden": 7}, compile=True),
+    ):
+        words = shlex.split(command_for(recipe))
+        named = dict(zip(words[2::2], words[3::2], strict=False))
+        given = {name: named.get(f"--{name.replace('_', '-')}") for name in RECIPE_OPTIONS}
+        for name, (kind, _) in RECIPE_OPTIONS.items():
+            given[name] = None if given[name] is None else kind(given[name])
+        words = [word for word in words if word != "--compile"]
+        named = dict(zip(words[2::2], words[3::2], strict=True))
+        found = replace(make_recipe(given, recipe.compile), method=named["--method"], seed=int(named["--seed"]))
+        assert found == recipe
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of tensorboard, in what it brings
+def test_logs_and_weights():
+    options = [
+        "--epochs",
+        "2",
+        "--share",
+        "0.25",
+        "--no-curvature",
+        "--method",
+        "sam",
+        "--log",
+        "tensorboard",
+        "--keep-weights",
+    ]
+    result = run("train", *options)
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    (path,) = Path("runs").glob("*.json")
+    record = json.loads(path.read_text())
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(Path("runs/logs") / record["key"])).Reload()
+    logged = [(event.step, event.value) for event in events.Scalars("test_loss")]
+    assert logged == [(e["epoch"], pytest.approx(e["test_loss"], rel=1e-6)) for e in record["epochs"]]
+    from safetensors.torch import load_file
+
+    from steppe.lab.recipe import Recipe
+    from steppe.lab.train import Run
+
+    again = Run(Recipe.of(record["recipe"]))
+    again.net.load_state_dict(load_file(path.with_suffix(".safetensors")))
+    assert again.evaluate()["test_loss"] == record["final"]["test_loss"]

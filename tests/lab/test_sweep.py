@@ -1,0 +1,121 @@
+"""Sweeps: every candidate once, the same records, on this machine or on a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from steppe.cli import app
+from steppe.lab.recipe import Recipe
+from steppe.lab.record import read_records
+from steppe.lab.sweep import Span, _study, candidate, read_space, score
+from steppe.lab.work import Job, Place, train_jobs
+
+QUICK = ["--epochs", "1", "--share", "0.25", "--no-curvature", "--jobs", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*args: str):
+    result = CliRunner().invoke(app, args, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    return result
+
+
+def test_what_is_searched():
+    template = Recipe(method="gsam:alpha=0.3", hold_out=0.2)
+    space = read_space(["lr=1e-3,1e-2", "gsam.rho=0.1..0.02,0.05"], ["batch=16..64", "method.alpha=0.01..1"], template)
+    assert space == {
+        "lr": [1e-3, 1e-2], "gsam.rho": ["0.1..0.02", 0.05], "batch": Span(16, 64, whole=True),
+        "gsam.alpha": Span(0.01, 1),
+    }  # fmt: skip
+    assert not Span(16, 64, whole=True).log and Span(0.01, 1).log
+    chosen = candidate(template, {"lr": 0.01, "gsam.rho": 0.2})
+    assert (chosen.lr, chosen.method) == (0.01, "gsam:rho=0.2,alpha=0.3")
+
+
+def test_a_grid_on_held_out_data():
+    result = run("sweep", "--grid", "lr=0.001,0.1", "--grid", "sam.rho=0.05,0.2", "--seeds", "2", *QUICK)
+    records = read_records("runs")
+    assert len(records) == 8
+    seen = {(r["recipe"]["lr"], r["recipe"]["method"], r["recipe"]["seed"]) for r in records}
+    assert seen == {(lr, method, seed) for lr in (1e-3, 0.1) for method in ("sam", "sam:rho=0.2") for seed in (0, 1)}
+    assert all((r["train_examples"], r["test_examples"]) == (287, 72) for r in records)
+    best = max({r["label"] for r in records}, key=lambda name: score([r for r in records if r["label"] == name]))
+    body = [line for line in result.stdout.splitlines() if "lr=" in line]
+    assert len(body) == 4 and best in body[0]
+    (said,) = [line for line in result.stdout.splitlines() if line.startswith("the best, on all training data: ")]
+    chosen = next(r for r in records if r["label"] == best)["recipe"]
+    command = said.partition(": steppe ")[2].split(" ")
+    run(*command, "--no-curvature", "--out", "chosen")
+    assert read_records("chosen")[0]["recipe"] == {**chosen, "hold_out": 0.0}
+    # A candidate is the run that `train` would do.
+    (again,) = train_jobs([Job(Recipe.of(records[0]["recipe"]))], Place(Path("alone")))
+    assert again["final"]["test_loss"] == records[0]["final"]["test_loss"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of optuna and what it brings
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_sampler_goes_on_where_it_stopped():
+    pytest.importorskip("optuna")
+    search = ["sweep", "--range", "lr=1e-3..1", "--range", "sam.rho=0.01..0.5", "--sampler", "random", *QUICK]
+    run(*search, "--trials", "2")
+    first = {r["key"] for r in read_records("runs")}
+    assert len(first) == 2
+    import optuna
+
+    (name,) = optuna.get_all_study_names("sqlite:///runs/sweep.db")
+    study = _study("sqlite:///runs/sweep.db", name, "random")
+    assert sorted(t.value for t in study.trials) == sorted(r["final"]["test_accuracy"] for r in read_records("runs"))
+    # A trial whose process was killed is done again, by whoever comes next.
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    trial = study.ask()
+    trial.set_user_attr("process", [os.uname().nodename, dead.pid])
+    lr, rho = trial.suggest_float("lr", 1e-3, 1, log=True), trial.suggest_float("sam.rho", 0.01, 0.5, log=True)
+    run(*search, "--trials", "3")
+    new = [r for r in read_records("runs") if r["key"] not in first]
+    assert len(new) == 1
+    assert (new[0]["recipe"]["lr"], new[0]["recipe"]["method"]) == (lr, f"sam:rho={rho}")
+    states = [t.state.name for t in _study("sqlite:///runs/sweep.db", name, "random").trials]
+    assert states == ["COMPLETE", "COMPLETE", "FAIL", "COMPLETE"]
+    result = run(*search, "--trials", "3")
+    assert len(read_records("runs")) == 3 and result.stdout.count("lr=") >= 3
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_the_tree_sampler_runs():
+    pytest.importorskip("optuna")
+    run("sweep", "--range", "lr=1e-3..1", "--sampler", "tpe", "--trials", "2", *QUICK)
+    assert len(read_records("runs")) == 2
+
+
+CAN_RAY_START = "import ray; ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False); ray.shutdown()"
+
+
+def test_a_ray_cluster_gives_the_same_records():
+    pytest.importorskip("ray")
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    command = ["sweep", "--grid", "lr=0.01,0.1", *QUICK]
+    options = {"capture_output": True, "text": True, "env": env, "check": False, "timeout": 200}
+    on_ray = subprocess.run([sys.executable, "-m", "steppe", *command, "--on", "ray", "--out", "ray"], **options)
+    if on_ray.returncode != 0:
+        probe = subprocess.run([sys.executable, "-c", CAN_RAY_START], **options)
+        if probe.returncode != 0:
+            pytest.skip(f"ray cannot start here: {probe.stderr.strip().splitlines()[-1]}")
+        pytest.fail(on_ray.stderr)
+    run(*command, "--out", "here")
+    there, here = (
+        [(r["key"], r["final"]["test_loss"], r["final"]["test_accuracy"]) for r in read_records(folder)]
+        for folder in ("ray", "here")
+    )
+    assert len(here) == 2 and there == here
