@@ -66,8 +66,7 @@ def _summary(results: Results) -> str:
             rows.append(f"| {module.TITLE} | " + " | ".join(str(counted[v]) for v in _VERDICTS) + " |")
         for experiment in mine:
             for trend, verdict, found in findings(experiment, results):
-                n = f", n = {found.n}" if found.n else ""
-                words.append(f"| {experiment.name} | {trend.text} | {verdict}{n} |")
+                words.append(f"| {experiment.name} | {trend.text} | {found.short(verdict)} |")
                 tested |= verdict in (REPRODUCED, NOT_REPRODUCED)
                 if verdict == NOT_REPRODUCED:
                     surprises.append(f"- {trend.text} ({experiment.name}): {found.said}.")
