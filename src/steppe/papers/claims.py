@@ -79,12 +79,16 @@ class Finding:
     n: int = 0
     scale: str = "full"
 
-    def words(self, verdict: str) -> str:
-        """The verdict with what it rests on, for people."""
+    def short(self, verdict: str) -> str:
+        """The verdict with n; at smaller scale, also whether the trend shows there."""
         if self.holds is None:
             return verdict
         shown = (": it shows there" if self.holds else ": it does not show there") if verdict == SMALLER else ""
-        return f"{verdict}{shown} (n = {self.n}). {self.said[:1].upper()}{self.said[1:]}"
+        return f"{verdict}{shown} (n = {self.n})"
+
+    def words(self, verdict: str) -> str:
+        """The same with what it rests on."""
+        return f"{self.short(verdict)}. {self.said[:1].upper()}{self.said[1:]}" if self.said else self.short(verdict)
 
 
 NOTHING = Finding(None)

@@ -203,7 +203,7 @@ def run_on(experiment: Experiment, results: Results) -> list[str]:
 
 
 def fair(experiment: Experiment, results: Results) -> list[tuple[str, ...]]:
-    """Of experiments with a base trained longer: every method against the base that cost as much, and its curvature."""
+    """Where a base was trained longer: every method against the base that cost as much, and its curvature."""
     scale = results.scale_of(experiment)
     if not scale or not any(cell.role == "equal-cost" for cell in experiment.cells):
         return []
@@ -217,10 +217,18 @@ def fair(experiment: Experiment, results: Results) -> list[tuple[str, ...]]:
     for row in summarise(records):
         equal = row.equal_cost
         apart = "" if equal is None else f"{interval_text(equal.mean, 'test_accuracy')} against {equal.against}"
-        found = [row.group.mean(metric) for metric in measures.values()]
+        seconds = row.seconds.value if row.seconds else None
+        alone = "no base of this cost was run" if row.role == "method" else row.role
+        verdict = row.verdict if row.diverged else equal.verdict if equal else alone
         table.append((
-            row.label, str(row.n), our_number(row.mean, "test_accuracy") if row.mean else row.verdict,
-            "" if row.cost is None else f"{row.cost:.3g}x", "" if row.seconds is None else f"{row.seconds.value:.3g}",
-            apart, row.role if equal is None else equal.verdict, *("" if m is None else f"{m.value:.3g}" for m in found),
+            row.label, str(row.n), our_number(row.mean, "test_accuracy") if row.mean else "",
+            "" if row.cost is None else f"{row.cost:.3g}x", "" if seconds is None else f"{seconds:.3g}",
+            apart, verdict, *(_with_error(row.group.mean(metric)) for metric in measures.values()),
         ))  # fmt: skip
     return table
+
+
+def _with_error(mean: Mean | None) -> str:
+    if mean is None:
+        return ""
+    return f"{mean.value:.3g}" if mean.error is None else f"{mean.value:.3g} ± {mean.error:.2g}"

@@ -45,7 +45,7 @@ def cnn(input_shape: Sequence[int], classes: int, channels: Sequence[int], strid
 def digits_mlp(input_shape: Sequence[int], classes: int, hidden: int = 64) -> nn.Sequential:
     """Two softplus layers: a net for 8x8 digits that trains in seconds on a CPU.
 
-    Without batch norm: some pixels are almost never lit, and what is divided by their variance would rule the curvature.
+    Without batch norm: some pixels are almost never lit, and dividing by their variance would rule the curvature.
     """
     return mlp(input_shape, classes, hidden, layers=2, batch_norm=False)
 
