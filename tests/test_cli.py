@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 import steppe
@@ -57,3 +58,22 @@ def test_the_pages_are_those_of_the_registry():
     spec.loader.exec_module(module)
     stale = [path.name for path, text in module.pages().items() if not path.exists() or path.read_text("utf-8") != text]
     assert not stale, "run python docs/make_methods.py"
+
+
+WRONG = [("compar", "did you mean"), ("--nonsense", "No such option"), ("list recipe", "recipes")]
+
+
+@pytest.mark.parametrize(("wrong", "says"), WRONG)
+def test_a_wrong_command_gets_one_line(wrong, says):
+    result = run(*wrong.split())
+    assert result.exit_code == 2
+    assert len(result.stderr.strip().splitlines()) == 1 and says in result.stderr
+
+
+def test_recipes_are_listed():
+    result = run("list", "recipes")
+    assert result.exit_code == 0 and "s0/table1" in result.stdout
+
+
+def test_no_command_is_a_call_for_help():
+    assert "compare" in run().output

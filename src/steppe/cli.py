@@ -14,11 +14,12 @@ from . import __version__
 from .curvature.command import register as register_measuring
 from .doctor import register as register_doctor
 from .lab.command import register as register_lab
+from .lab.options import OneLineGroup
 from .method import Method
 from .methods import find
 from .papers.command import register as register_papers
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=OneLineGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.callback(invoke_without_command=True)

@@ -194,15 +194,20 @@ def report(
 
 
 def list_(
-    what: Annotated[str, typer.Argument(help="data, models or methods.")],
+    what: Annotated[str, typer.Argument(help="data, models, methods or recipes.")],
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are.")] = None,
 ) -> None:
-    """List what can be trained: data sets, models, methods."""
+    """List what can be trained: data sets, models, methods, and the papers' tables as recipes."""
     with helpful():
         if what == "methods":
             from ..cli import methods
 
             methods(None, False)
+            return
+        if what == "recipes":
+            from ..papers.command import list_ as recipes
+
+            recipes(None, None)
             return
         from rich.console import Console
         from rich.table import Table
@@ -220,5 +225,5 @@ def list_(
             for name, about in model_names():
                 table.add_row(name, about)
         else:
-            raise unknown("list of", what, ("data", "models", "methods"))
+            raise unknown("list of", what, ("data", "models", "methods", "recipes"))
         Console(emoji=False).print(table)

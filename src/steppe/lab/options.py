@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-from .errors import LabError, one_line
+from .errors import LabError, one_line, unknown
 
 if TYPE_CHECKING:
     from .recipe import Recipe
@@ -54,19 +54,44 @@ PLACE_OPTIONS: dict[str, tuple[Any, Any, str]] = {
 }
 
 
+@contextmanager
+def _one_line_for(ctx: Any) -> Iterator[None]:
+    """One line for a wrong use, in place of a box."""
+    try:
+        yield
+    except Exception as error:
+        if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
+            raise  # not one of typer's own, or its help
+        message = one_line(error.format_message())  # pyright: ignore[reportAttributeAccessIssue]
+        typer.echo(f"steppe: {message} (see {ctx.command_path} --help)", err=True)
+        raise typer.Exit(2) from None
+
+
 class OneLine(TyperCommand):
     """A command whose usage errors are one line, like all its other errors."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """What typer does, in fewer words."""
-        try:
+        with _one_line_for(ctx):
             return super().parse_args(ctx, args)
-        except Exception as error:
-            if not hasattr(error, "format_message"):  # not one of typer's own
-                raise
-            message = one_line(error.format_message())  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class OneLineGroup(TyperGroup):
+    """Commands by name; a wrong name gets one line too, with the nearest right one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """What typer does, if there is such a command."""
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known:
+            message = one_line(unknown("command", name, known))
             typer.echo(f"steppe: {message} (see {ctx.command_path} --help)", err=True)
-            raise typer.Exit(2) from None
+            raise typer.Exit(2)
+        return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What typer does, in fewer words."""
+        with _one_line_for(ctx):
+            return super().parse_args(ctx, args)
 
 
 @contextmanager
