@@ -11,7 +11,7 @@ from pathlib import Path
 
 from steppe.papers import Experiment, experiments, modules
 from steppe.papers.claims import NOT_REPRODUCED, NOT_RUN, REPRODUCED, SMALLER
-from steppe.papers.figures import FIGURES, draw
+from steppe.papers.figures import FIGURES, draw, drawable
 from steppe.papers.runs import Results
 from steppe.papers.show import HEADER, Line, fair, findings, lines, matrix, offset, run_on
 
@@ -74,7 +74,8 @@ def _summary(results: Results) -> str:
     text += ["What they say in words:", "", "| | | |", "|---|---|---|", *words, ""]
     text += ["## What surprised", ""]
     quiet = "Nothing: what was put to the test at full scale showed." if tested else "Nothing was put to the test yet."
-    text += ["What was put to the test at full scale and did not show:", "", *surprises] if surprises else [quiet]
+    heading = "What was put to the test at full scale and did not show, or not beyond doubt:"
+    text += [heading, "", *surprises] if surprises else [quiet]
     return "\n".join([*text, ""])
 
 
@@ -90,7 +91,7 @@ def _section(experiment: Experiment, results: Results) -> str:
     whole = lines(experiment, results)
     shown = [line for line in whole if line.has_run or line.judged is not None]
     run = [line for line in shown if line.has_run]
-    if experiment.name in FIGURES and results.scale_of(experiment):
+    if experiment.name in FIGURES and drawable(experiment.name, results):
         name = f"{experiment.slug}.png"
         text += ["", f"![{experiment.title}](assets/papers/{name})"]
     if grid := matrix(whole):
@@ -101,11 +102,12 @@ def _section(experiment: Experiment, results: Results) -> str:
         text += ["", said]
     if run:
         text += ["", '<details markdown="1"><summary>Each number</summary>', "", *_table([HEADER, *_texts(shown)])]
-        text += ["", "</details>", "", *(f"{line}." for line in run_on(experiment, results))]
+        text += ["", "</details>"]
     elif shown and len(shown) <= 60:
         text += ["", *_table([HEADER, *_texts(shown)])]
     elif shown:
         text += ["", f"{len(shown)} numbers: not run. `steppe paper show {experiment.name}` lists them."]
+    text += ["", *(f"{line}." for line in run_on(experiment, results))]
     if not run and not results.scale_of(experiment):
         text += ["", "**not run**"]
     text += ["", *(f"*{choice}*\n" for choice in experiment.choices)]
@@ -124,6 +126,8 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 def write(results: Results | None = None, docs: Path = DOCS) -> list[Path]:
     """Write page and figures; what was written."""
     results = results or Results.read()
+    for old in (docs / "assets" / "papers").glob("*.png"):
+        old.unlink()
     drawn = [path for name in FIGURES if (path := draw(name, results, docs / "assets" / "papers"))]
     target = docs / "papers.md"
     target.write_text(page(results), encoding="utf-8")

@@ -144,7 +144,8 @@ def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bo
         held = sum(d.mean.value > 0 and p < 0.05 and d.n >= FEWEST for (_, d), p in zip(found, adjusted, strict=True))
         lines = [f"{c.where or c.better}: {interval_text(d.mean, metric, larger)}" for c, d in found]
         rest = f", {len(listed) - len(found)} not run" if len(found) < len(listed) else ""
-        said = f"holds in {held} of {len(found)}{rest}"
+        same = sum(d.mean.value > 0 for _, d in found)
+        said = f"beyond doubt in {held} of {len(found)}, in that direction in {same}{rest}"
         holds = held >= len(found) - allow and held > 0
         return Finding(holds, f"{said}; {'; '.join(lines)}", min(d.n for _, d in found), scale)
 

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..lab.errors import LabError, one_line, unknown
-from ..lab.options import GO_ON, OneLine, helpful, how_many_jobs
+from ..lab.options import GO_ON, OneLine, at_once, helpful, how_many_jobs
 
 Name = Annotated[str, typer.Argument(help="A table or figure: s0/table1. `steppe paper list` has them all.")]
 Scale = Annotated[str, typer.Option(help="full: as in the paper; small: fewer epochs; smoke: a step or two.")]
@@ -70,7 +70,9 @@ def run(
     seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0; by default as many as the paper.")] = None,
     cells: Cells = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
-    together: Annotated[int, typer.Option(help="Seeds of a cell that take turns in one process, on a GPU.")] = 1,
+    together: Annotated[
+        int | None, typer.Option(help="Runs at once in one process: on a GPU by default 5 of a small net, else 1.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes at a time. On a CPU by default one a core.")] = None,
     threads: Annotated[int, typer.Option(help="Threads of a process on a CPU.")] = 1,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are; by default $STEPPE_DATA.")] = None,
@@ -93,7 +95,7 @@ def run(
         experiment = find(name)
         planned = plan(experiment, check_scale(scale), seeds, cells or ())
         set_data_folder(data_dir)
-        if together < 1 or threads < 1:
+        if (together is not None and together < 1) or threads < 1:
             raise LabError("--together and --threads must be at least 1")
         folder = out or default_folder(experiment, scale)
         count = len(planned.jobs) + len(planned.computed)
@@ -107,6 +109,7 @@ def run(
             for job in planned.jobs:
                 typer.echo(f"{job.name} seed {job.recipe.seed}: {job.recipe.key}")
             return
+        together = together or min((at_once(job.recipe, device) for job in planned.jobs), default=1)
         place = _place(planned, folder, device, data_dir, threads, together)
         planned = _with_data(planned, data_dir)
         with Display(planned.jobs) as display:

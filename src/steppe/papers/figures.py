@@ -5,45 +5,20 @@ Every picture carries a digest of the results it was drawn from, so that a test 
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..lab.statistics import Group, Mean, mean_of
+from ..lab.statistics import Group
 from ..methods.gam import transformation
 from . import find, s0_gam, s1_gsam, s4_sasam
-from .experiment import Experiment
+from .drawing import Kept, axes_for, band, points, ticks
 from .runs import Results
 
 Figure = Any
 GREY = "0.6"
-
-
-class Kept:
-    """The results of one experiment, all of one scale: the largest there is."""
-
-    def __init__(self, experiment: Experiment, results: Results):
-        self.experiment, self.results = experiment, results
-        self.scale = results.scale_of(experiment)
-
-    def group(self, cell: str) -> Group:
-        """The runs of a cell."""
-        return self.results.of(self.experiment, cell, self.scale or "full")
-
-    def groups(self) -> dict[str, Group]:
-        """The runs of every cell that has any."""
-        found = {cell.name: self.group(cell.name) for cell in self.experiment.cells}
-        return {name: group for name, group in found.items() if group.records}
-
-    def digest(self) -> str:
-        """Of all results that the figure may use."""
-        records = {r["key"]: r for group in self.groups().values() for r in group.records}
-        text = json.dumps([records[key] for key in sorted(records)], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def draw(name: str, results: Results, folder: Path) -> Path | None:
@@ -53,8 +28,8 @@ def draw(name: str, results: Results, folder: Path) -> Path | None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    kept = Kept(find(name), results)
-    if not kept.scale:
+    kept = drawable(name, results)
+    if kept is None:
         return None
     style: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
     with plt.rc_context(style):
@@ -70,46 +45,15 @@ def draw(name: str, results: Results, folder: Path) -> Path | None:
     return path
 
 
+def drawable(name: str, results: Results) -> Kept | None:
+    """The results of a figure, if enough of it was run to show anything: some cells are other tables' too."""
+    kept = Kept(find(name), results)
+    return kept if len(kept.groups()) >= LEAST.get(name, 1) else None
+
+
 def described(kept: Kept) -> str:
     """What is written into a picture's file."""
     return f"{kept.experiment.name} from results {kept.digest()}"
-
-
-def _axes(count: int, width: float = 3.2, height: float = 2.6, most: int = 4) -> tuple[Any, list[Any]]:
-    import matplotlib.pyplot as plt
-
-    columns = min(count, most)
-    rows = -(-count // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained"
-    )
-    flat = list(axes.flat)
-    for axis in flat[count:]:
-        axis.set_visible(False)
-    return figure, flat[:count]
-
-
-def _band(axis: Any, x: Sequence[float], runs: Iterable[Sequence[float]], **style: Any) -> None:
-    """Mean over runs, and one standard error around it."""
-    means = [mean_of(column) for column in zip(*runs, strict=True)]
-    middle = [mean.value for mean in means]
-    (line,) = axis.plot(x, middle, **style)
-    low, high = ([m.value + sign * (m.error or 0) for m in means] for sign in (-1, 1))
-    axis.fill_between(x, low, high, color=line.get_color(), alpha=0.2, lw=0)
-
-
-def _points(axis: Any, x: Sequence[Any], means: Sequence[Mean | None], factor: float = 100, **style: Any) -> None:
-    """Means with standard errors; those that are missing are left out."""
-    there = [(a, m) for a, m in zip(x, means, strict=True) if m is not None]
-    values = [factor * m.value for _, m in there]
-    axis.errorbar([a for a, _ in there], values, [factor * (m.error or 0) for _, m in there], capsize=2, **style)
-
-
-def _ticks(axis: Any, values: Sequence[Any]) -> None:
-    """A logarithmic axis with these values on it and no others."""
-    axis.set_xscale("log")
-    axis.set_xticks([float(value) for value in values], [str(value) for value in values])
-    axis.minorticks_off()
 
 
 # S0
@@ -120,20 +64,20 @@ def _fig2(kept: Kept) -> Figure:
     found = {name: gammas for name, gammas in found.items() if gammas}
     if not found:
         return None
-    figure, axes = _axes(len(found))
+    figure, axes = axes_for(len(found))
     values = torch.linspace(0, 10, 101, dtype=torch.float64)
     for axis, (name, gammas) in zip(axes, found.items(), strict=True):
         for gamma, color in ((0.0, "0.7"), (0.01, "0.5"), (0.1, "0.2")):
             label = f"SAM {gamma}" if gamma else "SGD"
             axis.plot(values, transformation([gamma], values), color=color, lw=1, ls="--", label=label)
-        _band(axis, values.tolist(), [transformation(g, values).tolist() for g in gammas], color="C3", label="GAM")
+        band(axis, values.tolist(), [transformation(g, values).tolist() for g in gammas], color="C3", label="GAM")
         axis.set(title=f"{name.removesuffix('/gam')}, n = {len(gammas)}", xlabel="λ", ylabel="P(λ)")
     axes[0].legend()
     return figure
 
 
 def _fig3(kept: Kept) -> Figure:
-    figure, (left, right) = _axes(2, 3.8, 3.0)
+    figure, (left, right) = axes_for(2, 3.8, 3.0)
     for axis, metric, factor, label in (
         (left, "test_accuracy", 100, "test accuracy, %"),
         (right, "seconds", 1, "seconds"),
@@ -141,19 +85,20 @@ def _fig3(kept: Kept) -> Figure:
         for end, said, color in (("", "GAM", "C3"), ("-faster", "GAM, γ lr x period", "C1")):
             periods = [k for k in s0_gam.PERIODS if k > 1 or not end]
             means = [kept.group(f"period-{k}{end}").mean(metric) for k in periods]
-            _points(axis, periods, means, factor, label=said, color=color, marker="o", ms=3)
+            points(axis, periods, means, factor, label=said, color=color, marker="o", ms=3)
         for cell, said, color in (("sgd", "SGD (Adam)", "0.5"), ("sam-0.01", "SAM 0.01", "C0")):
             if (mean := kept.group(cell).mean(metric)) is not None:
                 axis.axhline(factor * mean.value, color=color, lw=1, ls="--", label=said)
-        _ticks(axis, s0_gam.PERIODS)
+        ticks(axis, s0_gam.PERIODS)
         axis.set(xlabel="γ updated every … steps", ylabel=label)
     left.legend()
     return figure
 
 
 def _fig4(kept: Kept) -> Figure:
-    values = kept.group("quadratic").records[0]["values"]
-    figure, (axis,) = _axes(1, 5.0, 3.4)
+    records = kept.group("quadratic").records
+    values = records[0]["values"]
+    figure, (axis,) = axes_for(1, 5.0, 3.4)
     line = torch.linspace(0.97, 2.03, 400, dtype=torch.float64)
     seen = line / 2 + torch.sin(10 * line) / 20
     axis.axvspan(min(values["observed"]), max(values["observed"]), color="0.95", zorder=0)
@@ -161,6 +106,7 @@ def _fig4(kept: Kept) -> Figure:
     axis.plot(seen, transformation(values["gamma"], seen), color="C3", label="learned: P(λ̃)")
     axis.plot(values["observed"], values["true"], "o", ms=4, color="C0", mec="white")
     axis.set(ylim=(0.4, 2.2), xlabel="λ̃, eigenvalue of the training loss", ylabel="eigenvalue of the test loss")
+    axis.set_title(f"seed {records[0]['seed']}, the first of {len(records)}", loc="left", fontsize=9)
     axis.legend(loc="upper left")
     return figure
 
@@ -168,13 +114,13 @@ def _fig4(kept: Kept) -> Figure:
 def _fig5(kept: Kept) -> Figure:
     groups = kept.groups()
     columns = list(dict.fromkeys(name.rsplit("/", 1)[0] for name in groups))
-    figure, axes = _axes(len(columns))
+    figure, axes = axes_for(len(columns))
     for axis, column in zip(axes, columns, strict=True):
         for number, (row, (label, _)) in enumerate(s0_gam.ROWS.items()):
             runs = [r["epochs"]["test_accuracy"] for r in groups.get(f"{column}/{row}", Group("", "", {})).done]
             if runs:
                 errors = [[100 * (1 - a) for a in run] for run in runs]
-                _band(axis, range(1, len(errors[0]) + 1), errors, label=label, color=f"C{number}", lw=1)
+                band(axis, range(1, len(errors[0]) + 1), errors, label=label, color=f"C{number}", lw=1)
         stands_for = kept.experiment.cell(f"{column}/sgd").stands_for
         title = f"{column}, in place of {stands_for}" if stands_for else column
         axis.set(title=title, xlabel="epoch", ylabel="test error, %")
@@ -183,12 +129,12 @@ def _fig5(kept: Kept) -> Figure:
 
 
 def _fig6(kept: Kept) -> Figure:
-    figure, axes = _axes(3)
+    figure, axes = axes_for(3)
     for axis, (what, values) in zip(
         axes, (("T", s0_gam.TS), ("batch", s0_gam.BATCHES), ("eps", s0_gam.EPSILONS)), strict=True
     ):
         groups = [kept.group(f"{what}/{value}") for value in values]
-        _points(
+        points(
             axis, [float(v) for v in values], [g.mean("test_accuracy") for g in groups], color="C3", marker="o", ms=3
         )
         for value, group in zip(values, groups, strict=True):
@@ -197,7 +143,7 @@ def _fig6(kept: Kept) -> Figure:
                               rotation=90, va="top", ha="center", fontsize=7)  # fmt: skip
         axis.set(xlabel={"eps": "ε", "batch": "batch size"}.get(what, what), ylabel="test accuracy, %")
         if what != "T":
-            _ticks(axis, values)
+            ticks(axis, values)
     return figure
 
 
@@ -205,7 +151,7 @@ def _fig6(kept: Kept) -> Figure:
 
 
 def _trajectories(kept: Kept) -> Figure:
-    figure, (axis,) = _axes(1, 4.6, 4.0)
+    figure, (axis,) = axes_for(1, 4.6, 4.0)
     side = torch.linspace(-2, 3, 120)
     heights = [[float(s1_gsam.surface(torch.stack((x, y)))) for x in side] for y in side]
     axis.contourf(side, side, heights, levels=30, cmap="Greys", alpha=0.6)
@@ -226,14 +172,12 @@ def _by_alpha(kept: Kept, axes: Sequence[tuple[Any, str, float, str]]) -> None:
     for axis, metric, factor, label in axes:
         for number, (rho, cells) in enumerate(grid.items()):
             means = [kept.group(name).mean(metric) for _, name in cells]
-            _points(
-                axis, [a for a, _ in cells], means, factor, label=f"ρ = {rho}", color=f"C{number}", marker="o", ms=3
-            )
+            points(axis, [a for a, _ in cells], means, factor, label=f"ρ = {rho}", color=f"C{number}", marker="o", ms=3)
         axis.set(xlabel="α", ylabel=label)
 
 
 def _gap_and_top(kept: Kept) -> Figure:
-    figure, axes = _axes(3)
+    figure, axes = axes_for(3)
     shown = (("test_accuracy", 100.0, "test accuracy, %"), ("from_gap", 1.0, "2h/ρ²"), ("top", 1.0, "λ_max"))
     _by_alpha(kept, [(axis, *what) for axis, what in zip(axes, shown, strict=True)])
     axes[0].legend()
@@ -242,11 +186,11 @@ def _gap_and_top(kept: Kept) -> Figure:
 
 def _over_training(metric: str, label: str) -> Callable[[Kept], Figure]:
     def picture(kept: Kept) -> Figure:
-        figure, (axis,) = _axes(1, 5.0, 3.2)
+        figure, (axis,) = axes_for(1, 5.0, 3.2)
         for name, group in kept.groups().items():
             runs = [r["metrics"][metric] for r in group.done if metric in r.get("metrics", {})]
             if runs and name.startswith("rho-0.1/"):
-                _band(axis, range(1, len(runs[0]) + 1), runs, label=f"{group.label}, n = {len(runs)}")
+                band(axis, range(1, len(runs[0]) + 1), runs, label=f"{group.label}, n = {len(runs)}")
         axis.set(xlabel="epoch", ylabel=label)
         axis.legend(fontsize=7)
         return figure
@@ -259,7 +203,7 @@ def _bars(kept: Kept, metric: str = "test_accuracy") -> Figure:
     groups = {n: g for n, g in kept.groups().items() if g.mean(metric)}
     if not groups:
         return None
-    figure, (axis,) = _axes(1, 5.4, 0.6 + 0.24 * len(groups))
+    figure, (axis,) = axes_for(1, 5.4, 0.6 + 0.24 * len(groups))
     for row, group in enumerate(groups.values()):
         mean = group.mean(metric)
         assert mean is not None
@@ -277,7 +221,7 @@ def _bars(kept: Kept, metric: str = "test_accuracy") -> Figure:
 
 def _turns(kept: Kept) -> Figure:
     groups = kept.groups()
-    figure, axes = _axes(len(groups))
+    figure, axes = axes_for(len(groups))
     for axis, (name, group) in zip(axes, groups.items(), strict=True):
         found = group.done[0]["curvature"]
         for what, color in (("minima", "C0"), ("maxima", "C1")):
@@ -289,7 +233,7 @@ def _turns(kept: Kept) -> Figure:
 
 def _spectra(kept: Kept) -> Figure:
     groups = kept.groups()
-    figure, axes = _axes(len(groups))
+    figure, axes = axes_for(len(groups))
     for axis, (name, group) in zip(axes, groups.items(), strict=True):
         metrics = group.done[0]["metrics"]
         for number, (values, trace) in enumerate(zip(metrics["top_values"], metrics["trace"], strict=True)):
@@ -305,7 +249,7 @@ def _landscapes(kept: Kept) -> Figure:
     groups = {n: g for n, g in kept.groups().items() if g.done and (g.done[0]["curvature"] or {}).get("landscape")}
     if not groups:
         return None
-    figure, axes = _axes(len(groups), 2.8, 2.6)
+    figure, axes = axes_for(len(groups), 2.8, 2.6)
     for axis, (name, group) in zip(axes, groups.items(), strict=True):
         slice_ = group.done[0]["curvature"]["landscape"]
         shown = axis.contour(slice_["axis"], slice_["axis"], slice_["loss"], levels=12, linewidths=0.8)
@@ -315,12 +259,12 @@ def _landscapes(kept: Kept) -> Figure:
 
 
 def _shares(kept: Kept) -> Figure:
-    figure, axes = _axes(2, 3.8, 3.0)
+    figure, axes = axes_for(2, 3.8, 3.0)
     for axis, data in zip(axes, ("cifar10", "cifar100"), strict=True):
         for name, group in kept.groups().items():
             speed, accuracy = group.mean("images_per_second"), group.mean("test_accuracy")
             if name.startswith(f"{data}/") and speed and accuracy:
-                _points(axis, [speed.value], [accuracy], marker="o", label=name.split("/")[1])
+                points(axis, [speed.value], [accuracy], marker="o", label=name.split("/")[1])
         axis.set(title=data, xlabel="images a second", ylabel="test accuracy, %")
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=6)
@@ -331,13 +275,13 @@ def _shares(kept: Kept) -> Figure:
 
 
 def _frobenius(kept: Kept) -> Figure:
-    figure, axes = _axes(4, 3.4, 2.8)
+    figure, axes = axes_for(4, 3.4, 2.8)
     for number, axis in enumerate(axes):
         kind, by_lambda = ("clean", "noisy")[number // 2], bool(number % 2)
         for name, group in kept.groups().items():
             runs = [[e["value"] for e in r["metrics"]["frobenius"]] for r in group.done if "frobenius" in r["metrics"]]
             if runs and name.startswith(f"{kind}/") and name.startswith(f"{kind}/lambda") == by_lambda:
-                _band(axis, range(1, len(runs[0]) + 1), runs, label=group.label)
+                band(axis, range(1, len(runs[0]) + 1), runs, label=group.label)
         axis.set(title=f"{kind}, by {'λ' if by_lambda else 'method'}", xlabel="epoch", ylabel="‖H‖²", yscale="log")
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=6)
@@ -352,7 +296,7 @@ def _heat_maps(kept: Kept) -> Figure:
     names = [name for name in s4_sasam.OPTIMIZERS if name in shown["test_accuracy"]]
     if not names:
         return None
-    figure, axes = _axes(len(metrics) * len(names), 1.9, 1.8, most=len(names))
+    figure, axes = axes_for(len(metrics) * len(names), 1.9, 1.8, most=len(names))
     for axis, (metric, name) in zip(axes, ((m, n) for m in metrics for n in names), strict=True):
         at = shown[metric].get(name, {})
         values = np.array([[at.get((lr, wd), np.nan) for wd in s4_sasam.DECAYS] for lr in s4_sasam.LRS])
@@ -372,7 +316,7 @@ def _heat_maps(kept: Kept) -> Figure:
 
 
 def _cost(kept: Kept) -> Figure:
-    figure, axes = _axes(2, 4.6, 3.4)
+    figure, axes = axes_for(2, 4.6, 3.4)
     for axis, metric, factor, label in zip(
         axes, ("test_accuracy", "top"), (100, 1), ("test accuracy, %", "λ_max"), strict=True
     ):
@@ -380,12 +324,13 @@ def _cost(kept: Kept) -> Figure:
             cost, mean = group.mean("gradients"), group.mean(metric)
             if cost and mean:
                 color = "C3" if group.role == "method" else GREY
-                _points(axis, [cost.value], [mean], factor, marker="o", ms=3, color=color)
+                points(axis, [cost.value], [mean], factor, marker="o", ms=3, color=color)
                 axis.annotate(group.label, (cost.value, factor * mean.value), fontsize=5)
         axis.set(xlabel="gradient evaluations", ylabel=label, xscale="log")
     return figure
 
 
+LEAST = {"s0/fig3": 5, "s0/fig6": 5, "s0/choices": 5, "s2/table7": 4, "s2/fig6": 4, "extra/equal-cost": 3}
 FIGURES: dict[str, Callable[[Kept], Figure]] = {
     "s0/fig2": _fig2, "s0/fig3": _fig3, "s0/fig4": _fig4, "s0/fig5": _fig5, "s0/fig6": _fig6, "s0/choices": _bars,
     "s1/fig3": _trajectories, "s1/fig4": _gap_and_top, "s1/fig5": _bars, "s1/fig6": _bars,

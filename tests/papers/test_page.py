@@ -1,0 +1,167 @@
+"""The page and its figures are made from the kept results and from nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from papers.made import CURVATURE, kept
+from steppe.papers import claims, experiments, find, trends
+from steppe.papers.figures import FIGURES, Kept, described, draw, drawable
+from steppe.papers.runs import RESULTS, Results
+from steppe.papers.show import fair, lines, print_experiment
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def maker():
+    spec = importlib.util.spec_from_file_location("make_papers", DOCS / "make_papers.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def trends_of(name: str):
+    return [trend for trend in trends() if trend.experiment == name]
+
+
+def test_the_page_is_what_the_results_say():
+    assert (DOCS / "papers.md").read_text("utf-8") == maker().page(Results.read()), "run python docs/make_papers.py"
+
+
+def test_every_picture_on_the_page_is_drawn_from_these_results():
+    page = (DOCS / "papers.md").read_text("utf-8")
+    shown = set(re.findall(r"\(assets/papers/(.+?)\)", page))
+    results = Results.read()
+    wanted = {f"{find(name).slug}.png": k for name in FIGURES if (k := drawable(name, results))}
+    assert shown == set(wanted)
+    for name, kept_results in wanted.items():
+        with Image.open(DOCS / "assets" / "papers" / name) as picture:
+            assert picture.info["Description"] == described(kept_results), "run python docs/make_papers.py"
+
+
+def test_every_claim_points_to_a_record_or_says_not_run():
+    results = Results.read()
+    rows = [line for e in experiments().values() for line in lines(e, results) if line.judged is not None]
+    assert len(rows) == len(claims())
+    for line in rows:
+        records = results.best(find(line.judged.claim.experiment), line.cell)[1].records
+        text = line.texts()
+        if line.ours is None:
+            assert text[3] == "not run" and text[4] == "0"
+            assert line.verdict in ("not run", "not reproduced") and (line.verdict == "not run") == (not line.diverged)
+        else:
+            assert records and line.ours.n >= 1 and ("to" in text[3] or "no interval" in text[3])
+
+
+def test_kept_results_are_of_cells_that_exist():
+    for path in RESULTS.glob("*.jsonl"):
+        experiment = next(e for e in experiments().values() if e.slug == path.stem)
+        for runs in Results.read().by_file[path.stem].values():
+            for line in runs.values():
+                assert line["scale"] in ("full", "small") and line["environment"]["torch"]
+                group = Results.read().of(experiment, line["cell"], line["scale"])
+                assert line["key"] in [record["key"] for record in group.records]
+
+
+def test_without_results_everything_is_not_run(tmp_path):
+    text = maker().page(Results())
+    assert "![" not in text and "ours alone" not in text
+    assert text.count("**not run**") >= len(experiments())
+    assert not any(draw(name, Results(), tmp_path) for name in FIGURES)
+
+
+METRICS = {"gamma": [0.2, 0.04], "cos": 0.95, "surrogate_gap": 0.01}
+ENTRIES = {"frobenius": {"value": 5.0, "error": 0.1}, "top_values": [3.0, 2.0], "trace": {"value": 9.0, "error": 0.1}}
+DRAWN = [name for name in FIGURES if find(name).compute is None and name != "s4/vit-small"]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_figures_are_drawn_and_marked(name, tmp_path):
+    cells = {cell.name: [0.7, 0.72] for cell in find(name).cells}
+    results = kept(tmp_path, name, cells, metrics=METRICS, entries=ENTRIES, curvature=CURVATURE)
+    path = draw(name, results, tmp_path)
+    assert path is not None
+    with Image.open(path) as picture:
+        assert picture.info["Description"] == described(Kept(find(name), results))
+        assert min(picture.size) > 50
+    fewer = {cell: values[:1] for cell, values in cells.items()}
+    other = kept(tmp_path / "other", name, fewer, metrics=METRICS, entries=ENTRIES, curvature=CURVATURE)
+    assert described(Kept(find(name), other)) != described(Kept(find(name), results))  # other results, another mark
+
+
+@pytest.mark.parametrize("name", ["s0/fig4", "s1/fig3"])
+def test_computed_figures(name, tmp_path, capsys):
+    from steppe.lab.work import Place
+    from steppe.papers.runs import collect, plan, run
+
+    experiment = find(name)
+    run(plan(experiment, "smoke"), Place(tmp_path / "runs"))
+    for path in (tmp_path / "runs").glob("*.json"):  # as if it had been run in full
+        text = path.read_text("utf-8").replace("smoke", "full")
+        path.with_name(path.name.replace("smoke", "full")).write_text(text, "utf-8")
+    count = len(experiment.cells) * experiment.seeds
+    assert collect(tmp_path / "runs", experiment, "full", tmp_path / "results") == (count, count)
+    results = Results.read(tmp_path / "results")
+    assert draw(name, results, tmp_path) is not None
+    assert f"![{experiment.title}](assets/papers/{experiment.slug}.png)" in maker().page(results)
+    print_experiment(experiment, results)
+    shown = capsys.readouterr().out
+    assert trends_of(name)[0].text in shown and "not run" not in shown
+
+
+def test_the_page_shows_ours_beside_the_papers(tmp_path):
+    results = kept(tmp_path, "s0/table1", {"cifar10/cnn-5/gam": [0.690, 0.692, 0.694]})
+    text = maker().page(results)
+    row = "| cifar10/cnn-5/gam | GAM | 69.40 ± 0.15 | 69.20 (68.70 to 69.70) | 3 | -1.0 s.e. | 10 | reproduced |"
+    assert row in text.splitlines()
+    assert "| S0 · Generalization Aware Minimization | 1 | 0 | 0 | 50 |" in text.splitlines()
+    assert "| svhn/mlp-3/gam | GAM | 81.17 ± 0.22 | not run | 0 |  |  | not run |" in text.splitlines()
+
+
+def test_the_grid_is_printed_as_papers_do(tmp_path):
+    cells = {"cifar10/cnn-5/gam": [0.690, 0.692, 0.694], "cifar10/cnn-5/sgd": [0.66], "fashion/mlp-3/gam": [0.9, 0.92]}
+    results = kept(tmp_path, "s0/table1", cells)
+    text = maker().page(results).splitlines()
+    assert "|  | cifar10/cnn-5 | fashion/mlp-3 |" in text
+    assert "| gam | 69.20 ± 0.12 (3) / 69.40 | 91.00 ± 1.00 (2) |" in text
+    assert "| sgd | 66.00 (1) / 66.33 | not run |" in text
+    assert next(line for line in text if " runs on " in line and "torch" in line).startswith("6 runs on ")
+    assert not any(line.startswith("Over ") for line in text)  # one number that can be compared is no offset
+
+
+def test_offset_over_a_table(tmp_path):
+    cells = {
+        f"cifar10/cnn-5/{row}": [v, v + 0.002, v + 0.004] for row, v in (("sgd", 0.68), ("gam", 0.70), ("crsam", 0.7))
+    }
+    text = maker().page(kept(tmp_path, "s0/table1", cells))
+    mean = (68.2 - 66.334 + 70.2 - 69.396 + 70.2 - 69.444) / 3
+    assert f"Over 3 cells ours minus the paper's is {mean:+.2f} points on average, from +0.76 to +1.87." in text
+
+
+def test_methods_against_the_base_that_cost_as_much(tmp_path):
+    cells = {"adam": [0.68, 0.69, 0.70], "crsam": [0.71, 0.721, 0.732]}
+    results = kept(
+        tmp_path, "extra/equal-cost", cells, curvature={**CURVATURE, "sharpness": {"value": 0.2, "rho": 0.05}}
+    )
+    head, base, method = fair(find("extra/equal-cost"), results)
+    assert head[-3:] == ("λ_max", "trace", "sharpness")
+    curved = ("3 ± 0", "30 ± 0", "0.2 ± 0")
+    assert base == ("Adam", "3", "69.00 (66.52 to 71.48)", "1x", "10", "", "base", *curved)
+    gain = "+3.1 points (+2.85 to +3.35, n = 3) against Adam"
+    assert method == ("CRSAM", "3", "72.10 (69.37 to 74.83)", "1x", "10", gain, "better", *curved)
+    assert f"| {' | '.join(method)} |" in maker().page(results).splitlines()
+    assert fair(find("extra/equal-cost"), Results()) == [] == fair(find("s0/table1"), results)
+
+
+def test_cells_that_are_other_tables_too_are_not_yet_a_figure(tmp_path):
+    results = kept(tmp_path, "s0/table1", {"cifar10/cnn-5/gam": [0.7], "cifar10/cnn-5/sgd": [0.68]}, metrics=METRICS)
+    assert drawable("s0/fig3", results) is None and draw("s0/fig3", results, tmp_path) is None
+    assert drawable("s0/fig2", results) is not None
+    assert "s0-fig3.png" not in maker().page(results) and "s0-fig2.png" in maker().page(results)

@@ -1,0 +1,161 @@
+"""What the papers' runs need beyond the lab: data in [0, 1], weights to start from, measurements on the way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from lab.excerpt import cifar10
+from steppe.curvature import Hessian, Objective, eigenvalues, frobenius_squared, surrogate_gap
+from steppe.lab.data import load, prepare
+from steppe.lab.errors import LabError
+from steppe.lab.recipe import Recipe
+from steppe.lab.record import write_weights
+from steppe.lab.turns import advance_all
+from steppe.papers import sets, transfer
+from steppe.papers.experiment import SETS
+from steppe.papers.s1_gsam import place, surface, walk
+from steppe.papers.watch import FEWEST_PRODUCTS, AtOwnRadius, Shifted, Turns, Watch, Watched, examples_of
+
+SMOKE = Recipe(data=f"{SETS}:smoke_grey", model="mlp-6", model_settings={"hidden": 4}, batch=4, epochs=2)
+
+
+def watched(watch: Watch | None, recipe: Recipe = SMOKE, measure=None) -> Watched:
+    run = Watched(recipe, measure=measure)
+    run.watch = watch
+    advance_all([run])
+    return run
+
+
+def test_inputs_of_s0_are_in_0_1(monkeypatch):
+    monkeypatch.setattr(sets, "load", lambda name: cifar10())
+    data = sets.cifar10()
+    x, _ = data.test.take(torch.arange(20))
+    assert torch.equal(prepare(x, data), x.float() / 255)
+    assert not torch.equal(prepare(x, cifar10()), x.float() / 255)
+
+
+def test_smoke_data_is_real_and_has_the_shapes():
+    shapes = {name: load(f"{SETS}:smoke_{name}").input_shape for name in ("grey", "colour", "colour_100", "folder")}
+    assert shapes == {"grey": (1, 28, 28), "colour": (3, 32, 32), "colour_100": (3, 32, 32), "folder": (3, 224, 224)}
+    assert load(f"{SETS}:smoke_colour_100").classes == 100
+    digits, grey = load("digits"), sets.smoke_grey()
+    assert torch.equal(grey.train.targets, digits.train.targets[:8])
+
+
+def test_a_missing_folder_of_images_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
+    with pytest.raises(LabError, match=r"flowers is not in .*: put train/CLASS"):
+        load(f"{SETS}:flowers")
+
+
+# Measuring on the way
+
+
+def test_epochs_to_measure_after():
+    assert [e for e in range(1, 201) if Watch(top=50, parts=2).after(e, 200)] == [100, 200]
+    assert all(Watch(frobenius=True).after(e, 20) for e in range(1, 21))
+    assert [e for e in range(1, 3) if Watch(parts=5).after(e, 2)] == [1, 2]
+
+
+def test_frobenius_norm_after_every_epoch():
+    run = watched(Watch(frobenius=True, samples=8))
+    found = [entry["frobenius"]["value"] for entry in run.record["epochs"]]
+    hessian = Hessian(Objective(run.net, cross_entropy, examples_of(run, 8)))
+    again = frobenius_squared(hessian, method="hutchinson", max_matvecs=200, progress=False)
+    assert len(found) == 2 and found[-1] == again.value and found[0] != found[1]
+
+
+def test_top_eigenvalues_at_the_end_alone():
+    run = watched(Watch(top=2, parts=1, samples=8, products=FEWEST_PRODUCTS))
+    first, last = run.record["epochs"]
+    assert "top_values" not in first
+    hessian = Hessian(Objective(run.net, cross_entropy, examples_of(run, 8)))
+    assert last["top_values"][0] == pytest.approx(float(eigenvalues(hessian, 1).values[0]), rel=0.02)
+
+
+def test_watching_changes_no_weight():
+    one, other = watched(Watch(frobenius=True, samples=8)), watched(None)
+    assert all(torch.equal(a, b) for a, b in zip(one.net.parameters(), other.net.parameters(), strict=True))
+
+
+def test_gap_at_the_methods_own_radius():
+    from dataclasses import replace
+
+    recipe = replace(SMOKE, method="gsam:rho=0.2,alpha=0.1")
+    measure = AtOwnRadius(samples=8, probes=2, dimension=4, products=FEWEST_PRODUCTS)
+    found = watched(None, recipe, measure)
+    curvature = found.record["curvature"]
+    gap = surrogate_gap(Objective(found.net, cross_entropy, measure._examples(found)), 0.2).gap
+    assert curvature["own_gap"] == {"value": gap, "rho": 0.2}
+    assert curvature["from_gap"]["value"] == 2 * gap / 0.2**2
+
+
+def test_local_minima_are_counted_by_direction():
+    found = watched(None, measure=Turns(samples=8, directions=3)).record["curvature"]
+    assert len(found["minima"]["counts"]) == 3
+    assert found["minima"]["value"] == pytest.approx(sum(found["minima"]["counts"]) / 3)
+
+
+def test_corrupted_images(monkeypatch):
+    """With a corruption that changes nothing, in and out of distribution are the same."""
+    from steppe.papers import watch
+
+    monkeypatch.setattr(watch, "corrupt", lambda images, kind, severity: images)
+    from dataclasses import replace
+
+    recipe = replace(SMOKE, data=f"{SETS}:smoke_colour")
+    run = watched(None, recipe, Shifted(samples=8, products=FEWEST_PRODUCTS))
+    found = run.record["curvature"]
+    assert found["shifted_accuracy"]["value"] == run.record["final"]["test_accuracy"]
+    assert found["shifted_top"] == found["top"] and found["shifted_trace"] == found["trace"]
+
+
+# Fine-tuning
+
+
+def net(name, shape, classes, **settings):
+    assert (name, tuple(shape)) == ("timm:tiny", (3, 224, 224)) and settings in ({}, {"pretrained": True})
+    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 5), nn.Linear(5, classes))
+
+
+def test_weights_are_taken_over_but_for_the_last_layer(tmp_path, monkeypatch):
+    monkeypatch.setattr(transfer, "build_model", net)
+    monkeypatch.setenv("STEPPE_WEIGHTS", str(tmp_path))
+    old = net("timm:tiny", (3, 224, 224), 7)
+    write_weights(old.state_dict(), tmp_path, "before")
+    made = transfer.build((3, 32, 32), 3, "tiny", "before")
+    assert isinstance(made[0], nn.Upsample) and made(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
+    assert torch.equal(made[1][2].weight, old[2].weight) and made[1][3].weight.shape == (3, 5)
+    assert isinstance(transfer.build((3, 224, 224), 3, "tiny")[0], nn.AdaptiveAvgPool2d)
+    with pytest.raises(LabError, match="there are no weights after in"):
+        transfer.build((3, 32, 32), 3, "tiny", "after")
+
+
+# The toy surface
+
+
+def test_the_surface_has_two_sharp_minima_and_a_flat_one():
+    def curvature(x: float, y: float) -> float:
+        hessian = torch.autograd.functional.hessian(surface, torch.tensor([x, y]))
+        return float(torch.linalg.eigvalsh(hessian)[-1])
+
+    assert curvature(-0.6, -0.4) > 10 * curvature(1.5, 1.5)
+    assert curvature(0.2, -1.0) > 10 * curvature(1.5, 1.5)
+
+
+def test_a_walk_is_gradient_descent():
+    w = torch.tensor([-1.4, -1.2])
+    for _ in range(5):
+        slope = torch.autograd.functional.jacobian(surface, w)
+        w = w - 0.05 * slope
+    assert walk("sgd", "smoke", 0)["end"] == pytest.approx(w.tolist(), rel=1e-6)
+
+
+def test_where_a_walk_ended_in_words():
+    assert place(torch.tensor([1.2, 1.6])) == "the flat minimum"
+    assert place(torch.tensor([-0.6, -0.45])) == "a sharp minimum"
+    assert place(torch.tensor([-0.28, -0.11])) == "a saddle"  # found by following SAM
+    assert place(torch.tensor([40.0, 40.0])) == "a slope"

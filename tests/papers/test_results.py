@@ -1,0 +1,317 @@
+"""What is kept, how it is looked up, and which verdicts follow from it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from typer.testing import CliRunner
+
+from papers.made import CURVATURE, fill, kept, record
+from steppe.cli import app
+from steppe.lab.errors import LabError
+from steppe.lab.record import write_record
+from steppe.lab.work import Place
+from steppe.papers import claims, experiments, find, trends
+from steppe.papers.claims import Claim, judge
+from steppe.papers.runs import Results, collect, plan, run
+
+TABLE = "s0/table1"
+CELL = "cifar10/cnn-5/gam"
+
+
+def judged(results: Results, cell: str = CELL, experiment: str = TABLE):
+    claim = next(c for c in claims() if (c.experiment, c.cell) == (experiment, cell))
+    return judge(claim, experiments(), results)
+
+
+def trend(name: str, results: Results):
+    found = next(t for t in trends() if t.name == name)
+    return found.judge(experiments(), results)
+
+
+# Keeping
+
+
+def test_collect_merges_folders_and_keeps_each_run_once(tmp_path):
+    one, two, into = tmp_path / "one", tmp_path / "two", tmp_path / "results"
+    fill(one, TABLE, {CELL: [0.69, 0.70]})
+    fill(two, TABLE, {CELL: [0.69, 0.70, 0.71], "cifar10/cnn-5/sgd": [0.66]})
+    table = find(TABLE)
+    assert collect(one, table, "full", into) == (2, 2)
+    assert collect(two, table, "full", into) == (4, 2)
+    text = (into / "s0-table1.jsonl").read_text("utf-8")
+    assert collect(one, table, "full", into) == (4, 0)
+    assert (into / "s0-table1.jsonl").read_text("utf-8") == text  # nothing changes, not even the order
+    assert [p.name for p in into.iterdir()] == ["s0-table1.jsonl"]  # and nothing is left beside it
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [(line["cell"].split("/")[-1], line["seed"]) for line in lines] == [
+        ("sgd", 0),
+        *(("gam", i) for i in range(3)),
+    ]
+    assert all(len(line) < 2000 for line in text.splitlines())
+
+
+def test_what_is_kept(tmp_path):
+    runs = tmp_path / "runs"
+    one = record(TABLE, CELL, 4, 0.7, seconds=8.0, metrics={"gamma": [0.2, 1 / 3], "slope": [1.0, 2.0]})
+    write_record(one, runs)
+    collect(runs, find(TABLE), "full", tmp_path)
+    line = json.loads((tmp_path / "s0-table1.jsonl").read_text("utf-8"))
+    assert (line["key"], line["seed"], line["scale"], line["status"]) == (one["key"], 4, "full", "done")
+    assert line["epochs"]["test_accuracy"] == [0.35, 0.7]
+    assert line["metrics"] == {"gamma": [[0.2, 0.33333], [0.2, 0.33333]]}
+    assert line["final"]["seconds"] == 8.0
+    assert line["final"]["images_per_second"] == 2 * 1000 / 8.0
+    assert line["recipe"]["method"] == "gam" and "momentum" not in line["recipe"]
+    assert line["environment"] == one["environment"]
+
+
+def test_unfinished_and_foreign_runs_are_left(tmp_path):
+    runs = tmp_path / "runs"
+    write_record(record(TABLE, CELL, 0, 0.7) | {"status": "running"}, runs)
+    write_record(record("s0/fig6", "batch/50", 0, 0.7), runs)
+    write_record(record(TABLE, CELL, 1, 0.7, scale="small"), runs)
+    assert collect(runs, find(TABLE), "full", tmp_path / "r") == (0, 0)
+    assert not list((tmp_path / "r").iterdir())
+    assert collect(runs, find(TABLE), "small", tmp_path / "r") == (1, 1)
+
+
+def test_a_damaged_results_file_is_named(tmp_path):
+    (tmp_path / "s0-table1.jsonl").write_text('{"format": "other"}\n', "utf-8")
+    with pytest.raises(LabError, match=r"s0-table1\.jsonl, line 1, is not a result"):
+        Results.read(tmp_path)
+
+
+def test_figures_find_the_runs_of_tables(tmp_path):
+    """γ every step on CIFAR-10 with CNN-5 is Table 1's cell: nobody has to run it twice."""
+    results = kept(tmp_path, TABLE, {CELL: [0.7, 0.71]})
+    assert results.of(find("s0/fig3"), "period-1").finished("test_accuracy") == {0: 0.7, 1: 0.71}
+    assert results.of(find("s0/fig6"), "T/2").finished("test_accuracy") == {0: 0.7, 1: 0.71}
+    assert results.of(find("s0/fig3"), "period-2").records == []
+    assert results.best(find("s0/fig3"), "period-2")[0] == ""
+
+
+def test_runs_without_the_measurements_do_not_count(tmp_path):
+    results = kept(tmp_path, "s2/table7", {"cifar10/sgd": [0.95]})
+    assert len(results.of(find("s2/table1"), "cifar10/resnet-18/basic/sgd").records) == 1
+    assert results.of(find("s2/fig3"), "cifar10/sgd").records == []
+    assert results.of(find("s2/fig5"), "cifar10/sgd").records == []
+
+
+def test_a_folder_of_another_table_is_refused_where_measurements_are_wanted(tmp_path):
+    experiment = find("s2/fig5")
+    recipe = experiment.recipe(experiment.cell("cifar10/sgd"), "smoke")
+    plain = find("s2/table7")
+    assert plain.recipe(plain.cell("cifar10/sgd"), "smoke") == recipe
+    run(plan(plain, "smoke", 1, ["cifar10/sgd"]), Place(tmp_path))
+    place = Place(tmp_path, measuring=experiment.measuring_at("smoke"))
+    with pytest.raises(LabError, match="lacks measurements: choose another --out"):
+        run(plan(experiment, "smoke", 1, ["cifar10/sgd"]), place)
+
+
+# Numbers
+
+
+def test_within_two_combined_errors_is_reproduced(tmp_path):
+    """Ours .690, .692, .694: mean .692, standard error .002/√3; the paper's .69396 ± .00154."""
+    found = judged(kept(tmp_path, TABLE, {CELL: [0.690, 0.692, 0.694]}))
+    error = 0.002 / math.sqrt(3)
+    assert found.n == 3 and found.ours is not None and found.ours.error == pytest.approx(error)
+    assert found.apart == pytest.approx((0.692 - 0.69396) / math.hypot(error, 0.00154))
+    assert found.verdict == "reproduced"
+
+
+def test_further_apart_is_not(tmp_path):
+    found = judged(kept(tmp_path, TABLE, {CELL: [0.700, 0.702, 0.704]}))
+    assert found.verdict == "not reproduced" and found.apart is not None and found.apart > 4
+
+
+def test_verdicts_that_claim_less(tmp_path):
+    few = judged(kept(tmp_path / "few", TABLE, {CELL: [0.690, 0.692]}))
+    assert (few.verdict, few.apart, few.said) == ("run at smaller scale", None, "n = 2, too few to tell")
+    small = judged(kept(tmp_path / "small", TABLE, {CELL: [0.690, 0.692, 0.694]}, scale="small"))
+    assert (small.verdict, small.scale) == ("run at smaller scale", "small")
+    assert judged(Results()).verdict == "not run"
+    lost = judged(kept(tmp_path / "lost", TABLE, {CELL: [0.7, 0.7, 0.7]}, status="diverged"))
+    assert (lost.verdict, lost.said) == ("not reproduced", "3 of 3 runs diverged")
+
+
+def test_a_paper_without_spread_counts_ours_alone(tmp_path):
+    results = kept(tmp_path, "s3/table2", {"cifar10/sgd": [0.937, 0.938, 0.939]})
+    found = judged(results, "cifar10/sgd", "s3/table2")
+    assert found.apart == pytest.approx(0, abs=1e-9) and found.said == "the paper gives no spread"
+    assert found.verdict == "reproduced"
+
+
+def test_claims_of_other_test_sets_are_not_run_when_only_imagenet_was():
+    claim = Claim("s1/table1", "resnet-50/sam", 0.644, metric="imagenet_v2_accuracy")
+    assert judge(claim, experiments(), Results()).verdict == "not run"
+
+
+# Words
+
+COLUMNS = ("mnist/mlp-3", "mnist/cnn-3", "cifar10/mlp-3", "cifar10/cnn-5", "cifar10/cnn-14")
+
+
+def columns(row: str, *accuracies: float, only: tuple[str, ...] = COLUMNS) -> dict[str, list[float]]:
+    return {f"{column}/{row}": list(accuracies) for column in only}
+
+
+def test_order_by_column(tmp_path):
+    cells = columns("gam", 0.73, 0.741, 0.752) | columns("sgd", 0.70, 0.71, 0.72) | columns("sam-0.1", 0.70, 0.72, 0.71)
+    results = kept(tmp_path, TABLE, cells)
+    verdict, found = trend("gam-above-sgd", results)
+    assert (verdict, found.n) == ("reproduced", 3)
+    assert found.said.startswith(
+        "beyond doubt in 5 of 5, in that direction in 5, 3 not run; mnist/mlp-3: +3.1 points (+2.85 to +3.35, n = 3);"
+    )
+    verdict, found = trend("sam-above-sgd", results)  # the same mean
+    assert verdict == "not reproduced" and found.said.startswith(
+        "beyond doubt in 0 of 5, in that direction in 0, 3 not run"
+    )
+    assert trend("crsam-wins-cnns", results)[0] == "not run"
+
+
+def test_crsam_on_cnns(tmp_path):
+    only = ("cifar10/cnn-5", "cifar10/cnn-14")
+    cells = columns("crsam", 0.76, 0.771, 0.782, only=only) | columns("gam", 0.73, 0.74, 0.75, only=only)
+    assert trend("crsam-wins-cnns", kept(tmp_path, TABLE, cells))[0] == "reproduced"
+
+
+def test_words_at_small_scale_say_so(tmp_path):
+    cells = columns("gam", 0.73, 0.741, 0.752) | columns("sgd", 0.70, 0.71, 0.72)
+    assert trend("gam-above-sgd", kept(tmp_path, TABLE, cells, scale="small"))[0] == "run at smaller scale"
+
+
+def test_learned_transformation_by_hand(tmp_path):
+    """γ = (.2, .04): P(10)/10 = 1 + 2 + 4 = 7, P(1) = 1.24; contrast 5.645 against SAM's 2/1.1."""
+    runs = tmp_path / "runs"
+    for seed, extra in enumerate((0.0, 0.001, 0.002)):
+        gamma = {"gamma": [0.2 + extra, 0.04]}
+        write_record(record(TABLE, CELL, seed, 0.7, metrics=gamma), runs)
+    collect(runs, find(TABLE), "full", tmp_path / "results")
+    results = Results.read(tmp_path / "results")
+    verdict, found = trend("sharpens", results)
+    assert verdict == "reproduced" and "cifar10/cnn-5: P(10)/10 = 7.01" in found.said and "P(1)/1 = 1.24" in found.said
+    verdict, found = trend("contrast", results)
+    assert verdict == "reproduced" and "above SAM's 1.82; cifar10/cnn-5: 5.65" in found.said
+
+
+def test_periodic_updates(tmp_path):
+    fill(tmp_path / "runs", "s0/fig3", {"period-1": [0.72, 0.731, 0.742]}, seconds=40.0)
+    fill(tmp_path / "runs", "s0/fig3", {"period-10": [0.71, 0.721, 0.732]}, seconds=30.0)
+    fill(tmp_path / "runs", "s0/fig3", {"sgd": [0.67, 0.68, 0.69], "sam-0.01": [0.68, 0.69, 0.70]})
+    collect(tmp_path / "runs", find("s0/fig3"), "full", tmp_path / "results")
+    verdict, found = trend("periodic", Results.read(tmp_path / "results"))
+    assert verdict == "reproduced"
+    assert found.said.startswith(
+        "80 % of the gain over SGD kept, at 3.00x SGD's time against 4.00x; beyond doubt in 2 of 2"
+    )
+
+
+def test_instability_is_divergence_or_spread(tmp_path):
+    calm = {"T/2": [0.70, 0.702, 0.704], "T/5": [0.70, 0.702, 0.705]}
+    assert trend("unstable", kept(tmp_path / "calm", "s0/fig6", calm))[0] == "not reproduced"
+    fill(tmp_path / "wild" / "runs", "s0/fig6", {"T/5": [0.1]}, status="diverged")
+    wild = kept(tmp_path / "wild", "s0/fig6", {"T/2": calm["T/2"]})
+    verdict, found = trend("unstable", wild)
+    assert verdict == "reproduced" and "T = 5: none finished, 1 of 1 diverged" in found.said
+
+
+def test_insensitivity_to_epsilon(tmp_path):
+    near = {"eps/0.0001": [0.70, 0.71, 0.72], "eps/0.001": [0.701, 0.711, 0.721], "eps/0.01": [0.70, 0.71, 0.722]}
+    verdict, found = trend("insensitive", kept(tmp_path / "near", "s0/fig6", near))
+    assert verdict == "reproduced" and found.said.endswith("at most 0.1 combined standard errors apart")
+    far = near | {"eps/0.01": [0.60, 0.61, 0.62]}
+    assert trend("insensitive", kept(tmp_path / "far", "s0/fig6", far))[0] == "not reproduced"
+
+
+def test_curvature_falls_with_alpha(tmp_path):
+    for i, alpha in enumerate((0.0, 0.05, 0.1, 0.15, 0.2, 0.4)):
+        for seed in range(3):
+            top = {"value": 10.0 - i + 0.1 * seed * i, "error": 0.0}
+            one = record("s1/fig4-cifar", f"rho-0.1/alpha-{alpha}", seed, 0.7, curvature={**CURVATURE, "top": top})
+            write_record(one, tmp_path / "runs")
+    collect(tmp_path / "runs", find("s1/fig4-cifar"), "full", tmp_path / "results")
+    results = Results.read(tmp_path / "results")
+    verdict, found = trend("top-falls", results)
+    assert verdict == "run at smaller scale" and found.holds  # a stand-in, whatever it shows
+    assert found.said == "10 → 9.1 → 8.2 → 7.3 → 6.4 → 5.5: falls, beyond doubt"
+    assert trend("gap-falls", results)[1].holds is False  # the same everywhere
+
+
+# The command
+
+
+def command(*args: str):
+    return CliRunner().invoke(app, ["paper", *args], env={"COLUMNS": "250"})
+
+
+WRONG = {
+    "shwo s0/table1": "no paper command 'shwo': did you mean show?",
+    "show s0/tabel1": "no table or figure 's0/tabel1': did you mean s0/table1",
+    "run s0/table1 --cells cnn-6": "no cell of s0/table1 'cnn-6': did you mean cnn-",
+    "run s0/table1 --scale tiny": "no scale 'tiny'",
+    "run s0/table1 --seeds 0": "--seeds must be at least 1, not 0",
+    "run s0/table1 --seeds many": "Invalid value for '--seeds'",
+    "run s0/table1 --cells gam --device tpu:9": "--device tpu:9 cannot be used",
+    "run s0/table1 --cells cifar10/cnn-5": "cifar-10 is not in",
+    "collect missing s0/table1": "there is no folder missing",
+    "collect . s0/table1 --scale smoke": "smoke runs say nothing worth keeping",
+    "show s0/table1 --results missing": "there is no folder missing",
+    "figures out --name s0/table1": "no figure 's0/table1'",
+}
+
+
+@pytest.mark.parametrize(("typed", "said"), WRONG.items(), ids=str)
+def test_mistakes_get_one_line(typed, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
+    result = command(*typed.split())
+    assert result.exit_code == 2
+    errors = [line for line in result.stderr.splitlines() if line.startswith("steppe: ") and "left out" not in line]
+    assert len(errors) == 1 and said in errors[0]
+
+
+def test_run_resumes_collects_and_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args = ("run", "s0/table1", "--cells", "mnist/mlp-3/sgd,mnist/mlp-3/gam", "--scale", "smoke", "--seeds", "2")
+    first = command(*args, "--together", "2", "--jobs", "1")
+    assert first.exit_code == 0, first.output
+    records = sorted((tmp_path / "runs" / "s0-smoke").glob("*.json"))
+    assert len(records) == 4
+    before = [path.stat().st_mtime_ns for path in records]
+    again = command(*args)
+    assert again.exit_code == 0 and "4 of 4 runs were done before" in again.stderr
+    assert [path.stat().st_mtime_ns for path in records] == before
+    (tmp_path / "kept").mkdir()
+    put = command("collect", "runs/s0-smoke", "s0/table1", "--scale", "smoke", "--results", "kept")
+    assert "4 runs, 4 of them new" in put.stdout
+    shown = command("show", "s0/table1", "--results", "kept", "--scale", "smoke")
+    assert shown.exit_code == 0 and "ours alone, smaller scale (smoke scale)" in shown.stdout
+    assert "not run: 66 more cells" in shown.stdout  # at this scale fashion/mlp-3/sgd is mnist's
+
+
+def test_list_and_show_say_not_run(tmp_path):
+    listed = command("list", "--results", str(tmp_path))
+    assert listed.exit_code == 0 and listed.stdout.count("not run") == len(experiments())
+    cells = command("list", "s0/fig3", "--results", str(tmp_path))
+    assert "gam:period=10,lr_times_period=true" in cells.stdout
+    shown = command("show", "s0/table1", "--results", str(tmp_path)).stdout
+    assert "69.40 ± 0.15" in shown and "GAM is above SGD in every column: not run" in shown
+
+
+def test_cells_without_data_are_left_out_and_named(tmp_path, monkeypatch):
+    """Where some data is there, the rest of a table runs."""
+    from steppe.papers import command as commands
+    from steppe.papers.experiment import SETS
+
+    monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
+    planned = plan(find("s0/table1"), "smoke", 1, ["mnist/mlp-3/sgd"])
+    mixed = plan(find("s0/table1"), "full", 1, ["mnist/mlp-3/sgd"])
+    assert commands._with_data(planned, None).cells == planned.cells
+    with pytest.raises(LabError, match="mnist is not in"):
+        commands._with_data(mixed, None)
+    assert mixed.jobs[0].recipe.data == f"{SETS}:mnist"
