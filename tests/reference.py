@@ -271,7 +271,8 @@ def gam(p, w, m, state):
 
 def every(p, w, m, state):
     turn = math.floor(p.step / m.k)
+    method = m.method
     if p.step > 0 and math.floor((p.step - 1) / m.k) == turn:
-        return p.g(w)
+        method, turn = m.between, p.step - turn - 1
     inner = Problem(p.model, p.data, turn, p.lr, p.draw)
-    return globals()[m.method.name.lower()](inner, w, m.method, state)
+    return globals()[method.name.lower()](inner, w, method, state)
