@@ -14,7 +14,6 @@ from .looksam import LookSAM
 from .plain import Plain
 from .sam import SAM
 
-
 PLAIN = Plain()
 
 
