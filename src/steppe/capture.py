@@ -140,7 +140,10 @@ class Captured:
         if shapes != self._shapes or phase is None:
             return None
         constants = tuple(
-            value for group in opt.param_groups for name, value in group.items() if name not in _NO_CONSTANTS
+            value if isinstance(value, Hashable) else repr(value)
+            for group in opt.param_groups
+            for name, value in group.items()
+            if name not in _NO_CONSTANTS
         )
         place = opt.param_groups[0]["params"][0].data_ptr()
         key = phase, constants, place, opt.model is None or opt.model.training
