@@ -54,7 +54,8 @@ def capture(
             too (not with a scaler).
 
     A method with a phase that it never repeats, a batch of another shape than the first (the last of an epoch) or
-    a changed setting is no error: such a step runs as ever. Loading a checkpoint records anew.
+    a changed setting is no error: such a step runs as ever. Loading a checkpoint records anew. After freezing
+    parameters or switching the mode of a part of the model, call `Captured.reset`: that is in the recording.
 
     >>> from torch import nn
     >>> from steppe import SAM
