@@ -118,7 +118,7 @@ def test_the_source_archive_holds_what_makes_and_checks_it(source_files):
 
 
 def test_nothing_made_on_the_way_is_released(source_files):
-    unwanted = ("__pycache__", ".pyc", "site/", "runs/", ".venv", ".hypothesis", ".pytest_cache", ".carry")
+    unwanted = ("__pycache__", ".pyc", "site/", "runs/", ".venv", ".hypothesis", ".pytest_cache")
     assert [name for name in source_files if any(part in name for part in unwanted)] == []
 
 
