@@ -29,7 +29,8 @@ How to read it:
   **reproduced**. Papers seldom state preprocessing and initialisation, so a number may differ where what it was to
   show holds: that is judged by itself, in words.
 - Words are judged on paired differences, seed by seed, with 95 % t intervals and Holm's correction.
-- **run at smaller scale**: fewer epochs, less data, fewer than three seeds, or a smaller problem than the paper's.
+- **run at smaller scale**: fewer epochs, less data, fewer than three seeds, a smaller problem than the paper's, or
+  only some of what the words speak of.
 - **not run**: there is no result. Most often the data was not at hand (CIFAR-100, SVHN, ImageNet) or it is more
   than one GPU does in minutes; the recipe is there and is tried with every change.
 - *n* is the number of our runs.

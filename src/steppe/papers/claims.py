@@ -78,6 +78,7 @@ class Finding:
     said: str = ""
     n: int = 0
     scale: str = "full"
+    missing: int = 0  # what it speaks of and was not run
 
     def short(self, verdict: str) -> str:
         """The verdict with n; at smaller scale, also whether the trend shows there."""
@@ -109,8 +110,8 @@ class Trend:
         found = self.look(experiment, results)
         if found.holds is None:
             return NOT_RUN, found
-        if found.scale != "full" or experiment.stands_in:
-            return SMALLER, found
+        if found.scale != "full" or experiment.stands_in or (found.holds and found.missing):
+            return SMALLER, found  # one column that shows it is not yet every column
         return (REPRODUCED if found.holds else NOT_REPRODUCED), found
 
 
@@ -147,7 +148,8 @@ def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bo
         same = sum(d.mean.value > 0 for _, d in found)
         said = f"beyond doubt in {held} of {len(found)}, in that direction in {same}{rest}"
         holds = held >= len(found) - allow and held > 0
-        return Finding(holds, f"{said}; {'; '.join(lines)}", min(d.n for _, d in found), scale)
+        missing = len(listed) - len(found)
+        return Finding(holds, f"{said}; {'; '.join(lines)}", min(d.n for _, d in found), scale, missing)
 
     return look
 
