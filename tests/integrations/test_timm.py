@@ -13,12 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.library import Library
 
 import steppe
 from integrations.plain_loop import METHODS, assert_same, plain_loop, windows_of
 from problems import digits
 
-LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
+LIBRARY = Library("torchvision", "FRAGMENT")
 for operator in ("nms", "qnms"):
     with contextlib.suppress(RuntimeError):
         LIBRARY.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
