@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from dataclasses import fields, replace
 from functools import partial
 
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_map
 import problems
 import steppe
 from problems import everything, same, seeded
+from steppe.replay import uncollected
 
 VARIANTS = problems.all_variants()
 every_variant = pytest.mark.parametrize("method", VARIANTS, ids=problems.ids(VARIANTS))
@@ -349,6 +351,29 @@ def test_fp16_scaler_skips_and_goes_on(exact):
         ends.append([t for n, t in model.state_dict().items() if "running" not in n])  # the infinite batch is in those
     assert step.how.startswith("replayed") and "as ever" in step.how
     assert same(*ends)
+
+
+@pytest.mark.cuda
+def test_an_old_recording_may_become_garbage_while_a_new_one_is_made(exact):
+    """Freeing a CUDA graph while another is recorded would spoil it, and Python collects when it likes."""
+    days = data("cuda", 4)
+    before = gc.get_threshold()
+    gc.collect()
+    run_captured(steppe.SAM(), days)  # the optimizer and its recorded step hold each other: garbage from here on
+    gc.set_threshold(1, 1, 1)
+    try:
+        *_, step = run_captured(steppe.SAM(), days)
+    finally:
+        gc.set_threshold(*before)
+    assert step.how.startswith("replayed"), step.how
+
+
+def test_nothing_is_collected_while_recording():
+    assert gc.isenabled()
+    with pytest.raises(KeyError), uncollected():
+        assert not gc.isenabled()
+        raise KeyError
+    assert gc.isenabled()
 
 
 @pytest.mark.cuda

@@ -28,6 +28,7 @@ from torch.optim import SGD, Adam, AdamW
 
 from .method import Method
 from .optimizer import Left, SharpnessAware
+from .replay import uncollected
 from .vector import Space
 
 WARM_UP = 2  # steps of a kind that run as ever before one is recorded
@@ -217,7 +218,7 @@ class Captured:
             # A stream of its own: cuBLAS has one workspace a stream, which programs that run at the same time must
             # not share. (Sharing it, split sums have been seen to wait for each other for ever.)
             self._stream = self._stream or torch.cuda.Stream(generator.device)
-            with self._live.numbers(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            with uncollected(), self._live.numbers(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 loss = self._look(inputs[: len(batch)], inputs[len(batch) :])
                 if self._whole:
                     self._step()

@@ -95,7 +95,7 @@ def _scaled(tensors: list[Tensor], factor: Number, fresh: bool = False, in_place
             return tensors
         return list(torch._foreach_mul(tensors, factor))
     # Low precision: a 0-d factor would be rounded to the entries' dtype first, where 1e-12 is zero.
-    on = {t.device: factor.to(t.device, non_blocking=True) for t in tensors}
+    on = {t.device: factor.to(t.device) for t in tensors}
     return [(t.to(torch.promote_types(t.dtype, torch.float32)) * on[t.device]).to(t.dtype) for t in tensors]
 
 

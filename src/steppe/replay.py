@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import contextlib
+import gc
+from collections.abc import Callable, Generator, Hashable
 from typing import Any
 
 import torch
@@ -43,8 +45,20 @@ class Replay:
             return self._function(*inputs)
         graph, places = torch.cuda.CUDAGraph(), [t.clone() for t in inputs]
         self._stream = self._stream or torch.cuda.Stream(inputs[0].device)  # and so a cuBLAS workspace of its own
-        with torch.cuda.graph(graph, stream=self._stream):
+        with uncollected(), torch.cuda.graph(graph, stream=self._stream):
             value = self._function(*places)
         self._recorded[kind] = graph, places, value
         graph.replay()
         return value
+
+
+@contextlib.contextmanager
+def uncollected() -> Generator[None, None, None]:
+    """No garbage collection while a graph is recorded: freeing an old graph then would spoil the recording."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -95,7 +95,7 @@ class Space:
         """Sum of one number per parameter, over devices, shards and the ranks that hold them."""
         device = parts[0].device
         if any(part.device != device for part in parts):
-            parts = [part.to(device, non_blocking=True) for part in parts]
+            parts = [part.to(device) for part in parts]  # non_blocking would let a CPU read what is not there yet
         if self._shard_groups is None:
             return torch.stack(list(parts)).sum()
         by_groups: dict[tuple, list[Tensor]] = {}
