@@ -14,7 +14,7 @@ from .watch import Watch
 TITLE = "S3 · A universal class of sharpness-aware algorithms"
 _SGD: dict[str, Any] = {
     "model": "resnet-18", "base": "sgd", "lr": 0.1, "momentum": 0.9, "batch": 128, "epochs": 50,
-    "schedule": "step:0.25/10",
+    "schedule": "step:0.25/10", "precision": "bf16",
 }  # fmt: skip
 _DATA: dict[str, dict[str, Any]] = {  # and SAM's ρ, ASAM's ρ and η, SSAM's ρ
     "cifar10": {"data": "cifar-10", "weight_decay": 5e-4, "augmentation": "basic", "rho": (0.05, 0.5, 0.01, 0.1)},
@@ -76,7 +76,8 @@ EXPERIMENTS = (
         "On all data the methods are alike; on a tenth (-S) Frob-, Det- and Trace-SAM are far above SAM and SSAM.",
         _table2(), seeds=1, shorter=5,
         choices=("ρ, λ and n of Frob- and Det-SAM are searched in the paper without saying what was chosen: ρ 0.01, "
-                 "λ 0.001, n 2 and λ 0.1, n 1, from the middle of the grids. Trace-SAM's λ is not given: 1.",),
+                 "λ 0.001, n 2 and λ 0.1, n 1, from the middle of the grids. Trace-SAM's λ is not given: 1.",
+                 "Passes run in bfloat16 (autocast), weights are kept in float32."),
     ),
     Experiment(
         "s3/fig1", "Figure 1: the squared Frobenius norm of the Hessian over training, on MNIST",
