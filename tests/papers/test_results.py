@@ -251,6 +251,22 @@ def test_curvature_falls_with_alpha(tmp_path):
     assert trend("gap-falls", results)[1].holds is False  # the same everywhere
 
 
+def test_words_about_two_estimates_and_the_angle_are_found_at_small_scale_too(tmp_path):
+    cells = ["rho-0.05/alpha-0.2", "rho-0.1/alpha-0.0", "rho-0.1/alpha-0.2", "rho-0.2/alpha-0.4"]
+    for i, cell in enumerate(cells):
+        curvature = {**CURVATURE, "top": {"value": 9.0 - i, "error": 0.0}, "from_gap": {"value": 90.0 - i, "rho": 0.1}}
+        metrics = {"cos": 0.99 - 0.01 * i}
+        write_record(
+            record("s1/fig4-cifar", cell, 0, 0.7, "small", curvature=curvature, metrics=metrics), tmp_path / "runs"
+        )
+    collect(tmp_path / "runs", find("s1/fig4-cifar"), "small", tmp_path / "results")
+    results = Results.read(tmp_path / "results")
+    _, alike = trend("gap-as-proxy", results)
+    assert (alike.holds, alike.scale, alike.said) == (True, "small", "rank correlation 1.00 over 4 cells")
+    _, angle = trend("small-angle", results)
+    assert (angle.holds, angle.scale, angle.said[:28]) == (True, "small", "lowest mean of an epoch 0.96")
+
+
 # The command
 
 

@@ -93,6 +93,13 @@ _CHOICES = (
     _cnn5("sam-normalized", "SAM ρ 0.05, normalised", "sam:rho=0.05"),
     _cnn5("sgd", "Adam", "plain"),
     _cnn5("sgd-40", "Adam, 40 epochs", "plain", epochs=40, role="equal-cost"),
+    _cnn5("mnist-cnn-3/T-2", "MNIST, CNN-3: GAM, T = 2", "gam:T=2", **COLUMNS["mnist/cnn-3"]),
+    _cnn5(
+        "mnist-cnn-3/T-3-normalized",
+        "MNIST, CNN-3: GAM, T = 3, dᵗ scaled to d¹",
+        "gam:T=3,normalize=true",
+        **COLUMNS["mnist/cnn-3"],
+    ),
 )
 _SAID = (
     "Preprocessing and initialisation are not stated: inputs are in [0, 1], no augmentation, torch's initialisation.",

@@ -297,9 +297,9 @@ def _alike(experiment: Experiment, results: Results) -> Finding:
     """Both estimates of λ_max rank the cells alike: Spearman's correlation of the means above 0.5."""
     from scipy.stats import spearmanr
 
-    means, n = [], []
+    means, n, scale = [], [], results.scale_of(experiment)
     for cell in experiment.cells:
-        group = results.of(experiment, cell)
+        group = results.of(experiment, cell, scale or "full")
         top, gap = group.mean("top"), group.mean("from_gap")
         if top is not None and gap is not None:
             means.append((top.value, gap.value))
@@ -308,19 +308,19 @@ def _alike(experiment: Experiment, results: Results) -> Finding:
         return NOTHING
     ranked: Any = spearmanr([m[0] for m in means], [m[1] for m in means])
     correlation = float(ranked.statistic)
-    return Finding(correlation > 0.5, f"rank correlation {correlation:.2f} over {len(means)} cells", min(n))
+    return Finding(correlation > 0.5, f"rank correlation {correlation:.2f} over {len(means)} cells", min(n), scale)
 
 
 def _cosine(experiment: Experiment, results: Results) -> Finding:
-    lows = []
+    lows, scale = [], results.scale_of(experiment)
     for cell in experiment.cells:
-        for record in results.of(experiment, cell).done:
+        for record in results.of(experiment, cell, scale or "full").done:
             if "cos" in record.get("metrics", {}):
                 lows.append(min(record["metrics"]["cos"]))
     if not lows:
         return NOTHING
     said = f"lowest mean of an epoch {min(lows):.3f}, on average over runs {mean_of(lows).value:.3f}"
-    return Finding(min(lows) > 0.9, said, len(lows))
+    return Finding(min(lows) > 0.9, said, len(lows), scale)
 
 
 def _reached(experiment: Experiment, results: Results) -> Finding:

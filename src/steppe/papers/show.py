@@ -112,16 +112,27 @@ def findings(experiment: Experiment, results: Results) -> list[tuple[Trend, str,
 
 def print_experiment(experiment: Experiment, results: Results, scale: str | None = None) -> None:
     """On the terminal."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     console = Console(emoji=False, highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 120)  # a file or a pipe has no edge
     caption = "apart: ours minus the paper's in combined standard errors √(se² + se²); within 2 counts as reproduced"
-    table = Table(*HEADER, title=f"{experiment.name} · {experiment.title}", caption=caption, title_justify="left")
+    table = Table(
+        title=f"{experiment.name} · {experiment.title}", caption=caption, title_justify="left", caption_justify="left",
+        box=SIMPLE_HEAD, padding=(0, 1),
+    )  # fmt: skip
+    for name in HEADER:
+        if name != "method":  # the cell says it
+            table.add_column(name, overflow="fold", no_wrap=name.startswith(("cell", "ours")))
     all_lines = lines(experiment, results, scale)
-    shown = [line for line in all_lines if line.has_run or line.judged is not None]
+    run = [line for line in all_lines if line.has_run]
+    shown = run or [line for line in all_lines if line.judged is not None]  # nothing yet: the paper's numbers
     for line in shown:
-        table.add_row(*line.texts())
+        cell, _, *rest = line.texts()
+        table.add_row(cell, *rest)
     if shown:
         console.print(table)
     if against := fair(experiment, results):
@@ -129,10 +140,12 @@ def print_experiment(experiment: Experiment, results: Results, scale: str | None
         for row in against[1:]:
             equal.add_row(*row)
         console.print(equal)
+    missing = list(dict.fromkeys(line.cell.name for line in all_lines if not line.has_run))
     if not shown and not results.scale_of(experiment):
         console.print(f"{experiment.name} · {experiment.title}: {NOT_RUN}")
-    elif missing := len(all_lines) - len(shown):
-        console.print(f"{NOT_RUN}: {missing} more cells")
+    elif run and missing:
+        columns = dict.fromkeys("/".join(name.split("/")[:-1]) or name for name in missing)
+        console.print(f"{NOT_RUN}: {len(missing)} more cells: {', '.join(columns)}", soft_wrap=True)
     for trend, verdict, found in findings(experiment, results):
         console.print(f"{trend.text}: {found.words(verdict)}", soft_wrap=True)
     for choice in experiment.choices:
