@@ -94,6 +94,28 @@ def captured(record: dict[str, Any], name: str) -> Iterator[Chart]:
         yield Chart(f"{name}-{model}", f"{model}, {_where(record)}", "milliseconds a step", one_each, logarithmic=True)
 
 
+def limits(record: dict[str, Any], name: str) -> Iterator[Chart]:
+    """What a step's time is made of, and what precision costs and spoils."""
+    host: Bars = {}
+    for r in record["host"]:
+        host[r["contender"]] = {"host": r["host_ms"]["median"], "until the device is done": r["all_ms"]["median"]}
+    yield Chart(f"{name}-host", f"Eager SAM, ResNet-18, batch 128, {_where(record)}", "milliseconds a step", host)
+    passes = {
+        r["model"]: {"one after the other": r["apart"]["median"], "one batched pass": r["joined"]["median"]}
+        for r in record["one_pass"]
+    }
+    yield Chart(f"{name}-pass", f"Two gradients at one point, recorded, {_where(record)}", "milliseconds", passes)
+    times: Bars = {}
+    errors: Bars = {}
+    for r in record["precision"]:
+        times.setdefault(r["model"], {})[r["precision"]] = r["sam_ms_a_seed"]["median"]
+        errors.setdefault(f"{r['model']}, direction", {})[r["precision"]] = r["direction_error"]
+        errors.setdefault(f"{r['model']}, slope of γ", {})[r["precision"]] = r["slope_error"]
+    yield Chart(f"{name}-precision", f"SAM, recorded, five at once, {_where(record)}", "milliseconds a seed", times)
+    title = "GAM's direction and slope, error against float64"
+    yield Chart(f"{name}-errors", title, "relative error", errors, logarithmic=True)
+
+
 def looks() -> Chart:
     """Gradient evaluations a step of every method, for the page on choosing one."""
     from steppe.cli import known_methods, with_defaults
@@ -125,6 +147,12 @@ KINDS = {
         "Captured steps",
         "What recording a whole step as one CUDA graph (`steppe.capture`) saves. Medians, timed in turn in one run.",
         captured,
+    ),
+    "limits": Kind(
+        "What is left to save",
+        "Where an eager step's time goes, whether two gradients are cheaper in one pass, and what lower precision "
+        "costs GAM, whose directions and slopes are differences of gradients.",
+        limits,
     ),
     "method_cost": Kind(
         "Every method",

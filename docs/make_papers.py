@@ -33,7 +33,8 @@ How to read it:
   only some of what the words speak of.
 - **not run**: there is no result. Most often the data was not at hand (CIFAR-100, SVHN, ImageNet) or it is more
   than one GPU does in minutes; the recipe is there and is tried with every change.
-- *n* is the number of our runs.
+- *n* is the number of our runs. *Seconds a run* is the time of training over the runs that took turns in one process;
+  up to four processes shared the GPU, so it is more than a run takes alone.
 
 To add results, run cells, on as many machines as you like, and collect their records:
 

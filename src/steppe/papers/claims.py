@@ -89,7 +89,9 @@ class Finding:
 
     def words(self, verdict: str) -> str:
         """The same with what it rests on."""
-        return f"{self.short(verdict)}. {self.said[:1].upper()}{self.said[1:]}" if self.said else self.short(verdict)
+        first = self.said[:1]
+        said = (first.upper() if first.isascii() else first) + self.said[1:]  # Λ is not λ
+        return f"{self.short(verdict)}. {said}" if said else self.short(verdict)
 
 
 NOTHING = Finding(None)

@@ -5,6 +5,7 @@ Every picture carries a digest of the results it was drawn from, so that a test 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,11 +117,14 @@ def _fig5(kept: Kept) -> Figure:
     columns = list(dict.fromkeys(name.rsplit("/", 1)[0] for name in groups))
     figure, axes = axes_for(len(columns))
     for axis, column in zip(axes, columns, strict=True):
+        most = 0.0
         for number, (row, (label, _)) in enumerate(s0_gam.ROWS.items()):
             runs = [r["epochs"]["test_accuracy"] for r in groups.get(f"{column}/{row}", Group("", "", {})).done]
             if runs:
                 errors = [[100 * (1 - a) for a in run] for run in runs]
                 band(axis, range(1, len(errors[0]) + 1), errors, label=label, color=f"C{number}", lw=1)
+                most = max(most, statistics.median(run[0] for run in errors))
+        axis.set_ylim(top=1.05 * most)  # runs that collapsed leave the picture: they would flatten all others
         stands_for = kept.experiment.cell(f"{column}/sgd").stands_for
         title = f"{column}, in place of {stands_for}" if stands_for else column
         axis.set(title=title, xlabel="epoch", ylabel="test error, %")
@@ -210,8 +214,8 @@ def _bars(kept: Kept, metric: str = "test_accuracy") -> Figure:
         half = 0.0 if mean.low is None else 100 * (mean.value - mean.low)
         axis.errorbar(100 * mean.value, row, xerr=half, fmt="o", ms=3, capsize=2, color="C0" if half else GREY)
         axis.annotate(f"n = {mean.n}", (1.0, row), xycoords=("axes fraction", "data"), fontsize=7)
-        axis.set_yticks(range(row + 1), list(groups)[: row + 1])
-    axis.invert_yaxis()
+    axis.set_yticks(range(len(groups)), list(groups))
+    axis.set_ylim(len(groups) - 0.5, -0.5)
     axis.set_xlabel("test accuracy, % (95 % interval)")
     return figure
 

@@ -1,0 +1,230 @@
+"""What a step's time is made of on a GPU, and what could still be saved.
+
+    python benchmarks/limits.py [--results FOLDER]
+
+Three questions, each answered in one run, medians of contenders timed in turn:
+
+host: how long the host works for an eager SAM step on ResNet-18, beside how long the device does. Where the host is
+    slower, it is the host that an eager step waits for, and only a recorded step is free of it.
+one pass: GAM needs the gradients of two batches at one point. One after the other, or both in one batched pass?
+precision: what float32, TF32 and bfloat16 cost, recorded, several seeds at once; and what they do to GAM, whose
+    directions and slopes are differences of gradients: the error against float64, on a net trained on digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import RESULTS, Spread, Step, environment, interleaved, pick_device, show_table, write_json
+from contenders import bare, peers, steppe_closure
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+import steppe
+from steppe.lab.models import build
+
+SEEDS, BATCH = 5, 100
+PRECISIONS = ("float32", "TF32", "bfloat16")
+MODELS = ("mlp-3", "cnn-5", "cnn-14")
+
+
+def set_tf32(on: bool) -> None:
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on
+
+
+def under(precision: str) -> contextlib.AbstractContextManager[Any]:
+    return torch.autocast("cuda", torch.bfloat16) if precision == "bfloat16" else contextlib.nullcontext()
+
+
+# The host
+
+
+def host(device: torch.device) -> list[dict[str, Any]]:
+    """Milliseconds until Python is done with a step, and until the device is."""
+    set_tf32(True)
+    makers = {"two bare passes": bare(2), "steppe": steppe_closure("SAM"), **peers("SAM")}
+    images = torch.rand(128, 3, 32, 32, device=device)
+    labels = torch.randint(10, (128,), device=device)
+    steps = {}
+    for name, make in makers.items():
+        torch.manual_seed(0)
+        model = build("resnet-18", (3, 32, 32), 10).to(device)
+        try:
+            steps[name] = make(model, lambda model=model: F.cross_entropy(model(images), labels))
+        except ImportError:
+            print(f"not installed, left out: {name}")
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    for name, step in (pair for _ in range(12) for pair in steps.items()):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(5):
+            step()
+        returned = time.perf_counter()
+        torch.cuda.synchronize()
+        times[name].append(((returned - began) / 5, (time.perf_counter() - began) / 5))
+    rows = []
+    for name, samples in times.items():
+        spreads = [Spread.of(values, 1e3) for values in zip(*samples[2:], strict=True)]
+        rows.append({"contender": name, "host_ms": asdict(spreads[0]), "all_ms": asdict(spreads[1])})
+    return rows
+
+
+# Two gradients at one point
+
+
+def one_pass(device: torch.device) -> list[dict[str, Any]]:
+    """Gradients of two batches at the same weights, recorded: one after the other, and by one batched pass."""
+    set_tf32(True)
+    rows = []
+    for name in MODELS:
+        model = build(name, (3, 32, 32), 10).to(device)
+        for layer in model.modules():
+            if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d)):  # running statistics cannot be batched over
+                layer.track_running_stats = False
+                layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+        params = {name: p.detach() for name, p in model.named_parameters()}
+        images = torch.rand(2, BATCH, 3, 32, 32, device=device)
+        labels = torch.randint(10, (2, BATCH), device=device)
+
+        def loss(params: Any, x: Tensor, y: Tensor, model: nn.Module = model) -> Tensor:
+            return F.cross_entropy(functional_call(model, params, (x,)), y)
+
+        single, batched = grad(loss), vmap(grad(loss), in_dims=(None, 0, 0))
+
+        def apart(single=single, params=params, images=images, labels=labels) -> Any:
+            return [single(params, x, y) for x, y in zip(images, labels, strict=True)]
+
+        def joined(batched=batched, params=params, images=images, labels=labels) -> Any:
+            return batched(params, images, labels)
+
+        times = interleaved({"apart": _recorded(apart), "joined": _recorded(joined)}, device, 20, 2.0)
+        rows.append({"model": name, **{who: asdict(Spread.of(t, 1e3)) for who, t in times.items()}})
+    return rows
+
+
+def _recorded(function: Step) -> Step:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(3):
+            function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay
+
+
+# Precision
+
+
+def precision(device: torch.device) -> list[dict[str, Any]]:
+    """Time of a SAM step a seed, and how far GAM's direction and slope are from float64's."""
+    rows = []
+    for name in MODELS:
+        errors = _errors(name, device)
+        for kind in PRECISIONS:
+            set_tf32(kind == "TF32")
+            step = _at_once(name, kind, device)
+            spread = Spread.of(interleaved({kind: step}, device, 10, 2.0)[kind], 1e3 / SEEDS)
+            rows.append({"model": name, "precision": kind, "sam_ms_a_seed": asdict(spread), **errors[kind]})
+    return rows
+
+
+def _at_once(name: str, kind: str, device: torch.device) -> Step:
+    """One recorded SAM step of each of several nets, on streams of their own."""
+    streams, steps = [torch.cuda.Stream() for _ in range(SEEDS)], []
+    x, y = torch.rand(BATCH, 3, 32, 32, device=device), torch.randint(10, (BATCH,), device=device)
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            model: Any = build(name, (3, 32, 32), 10).to(device)
+            model.to(memory_format=torch.channels_last)
+            opt = steppe.SharpnessAware(torch.optim.Adam(model.parameters()), steppe.SAM(), model=model)
+
+            def loss(x: Tensor, y: Tensor, model: nn.Module = model) -> Tensor:
+                with under(kind):
+                    return F.cross_entropy(model(x), y)
+
+            steps.append(steppe.capture(loss, opt))
+            for _ in range(4):
+                steps[-1](x, y)
+    torch.cuda.synchronize()
+
+    def all_of_them() -> None:
+        for stream, step in zip(streams, steps, strict=True):
+            with torch.cuda.stream(stream):
+                step(x, y)
+
+    return all_of_them
+
+
+def _errors(name: str, device: torch.device) -> dict[str, dict[str, float]]:
+    """Relative errors of GAM's direction and slope: one step from the same place in each precision."""
+    set_tf32(False)
+    images, labels = load_digits(return_X_y=True)
+    x = F.interpolate(torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16, 32).expand(-1, 3, -1, -1)
+    x, y = x.to(device), torch.tensor(labels, device=device)
+    torch.manual_seed(0)
+    model = build(name, (3, 32, 32), 10).to(device)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05)  # it has no state that would have to become float64
+    opt = steppe.SharpnessAware(sgd, steppe.GAM(), model=model)
+
+    def closures(model: nn.Module, step: int, kind: str) -> dict[str, Any]:
+        def on(start: int) -> Tensor:
+            part = slice(start * BATCH % 1700, start * BATCH % 1700 + BATCH)
+            with under(kind):
+                return F.cross_entropy(model(x[part].to(next(model.parameters()).dtype)), y[part])
+
+        return {"closure": lambda: on(step), "auxiliary": lambda: on(step - 1)}
+
+    for step in range(1, 150):
+        opt.step(**closures(model, step, "float32"))
+    found = {}
+    for kind in ("float64", *PRECISIONS):
+        set_tf32(kind == "TF32")
+        twin, its = copy.deepcopy((model, opt))
+        if kind == "float64":
+            twin.double()
+        its.gradient(**closures(twin, 150, kind))
+        direction = torch.cat([p.grad.double().flatten() for p in twin.parameters() if p.grad is not None])
+        its.step()
+        found[kind] = direction, its.metrics["slope"].double()
+    true = found.pop("float64")
+    names = ("direction_error", "slope_error")
+    return {
+        kind: {n: float((a - b).norm() / b.norm()) for n, a, b in zip(names, pair, true, strict=True)}
+        for kind, pair in found.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
+    args = parser.parse_args()
+    device = pick_device("cuda")
+    found = {"host": host(device), "one_pass": one_pass(device), "precision": precision(device)}
+    rows = [[r["contender"], f"{r['host_ms']['median']:.2f}", f"{r['all_ms']['median']:.2f}"] for r in found["host"]]
+    show_table("eager SAM step, ResNet-18, batch 128", ["step", "host, ms", "until the device is done"], rows)
+    rows = [[r["model"], f"{r['apart']['median']:.3f}", f"{r['joined']['median']:.3f}"] for r in found["one_pass"]]
+    show_table("two gradients at one point, ms", ["model", "one after the other", "one pass"], rows)
+    rows = [
+        [r["model"], r["precision"], f"{r['sam_ms_a_seed']['median']:.3f}", f"{r['direction_error']:.1e}",
+         f"{r['slope_error']:.1e}"]
+        for r in found["precision"]
+    ]  # fmt: skip
+    columns = ["model", "precision", "SAM, ms a seed", "error of GAM's direction", "of its slope"]
+    show_table("precision", columns, rows)
+    write_json(args.results / "limits-cuda.json", {"environment": environment(device), **found})
+
+
+if __name__ == "__main__":
+    main()
