@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
@@ -19,21 +23,20 @@ from papers.photographs import PIECES, Known, World, pieces, write
 from steppe.cli import app
 from steppe.lab.batches import _data
 from steppe.lab.data import load
-from steppe.lab.data.imagenet_sets import OTHER_SETS, ImageNet
+from steppe.lab.data.imagenet_sets import OF_ALL, OTHER_SETS, ImageNet
 from steppe.lab.errors import LabError
 from steppe.lab.ranks import Ranks
 from steppe.lab.recipe import Recipe
-from steppe.lab.record import write_record
+from steppe.lab.record import read_records, write_record
 from steppe.lab.train import Run
 from steppe.lab.turns import advance_all
 from steppe.lab.work import Place
-from steppe.papers import experiments, find, sets
+from steppe.papers import experiments, find, other_sets, sets
 from steppe.papers.other_sets import OtherSets
 from steppe.papers.runs import Results, collect, plan, run
 from steppe.papers.show import lines, matrix
 
 REAL, V2, R, C = (other.metric for other in OTHER_SETS)
-OF_ALL = "imagenet_r_of_all_accuracy"
 
 
 def a_run(world: World, table: torch.Tensor | None = None, **recipe) -> Run:
@@ -87,6 +90,17 @@ def test_r_is_answered_among_its_own_classes(tmp_path):
     table[7, 4] = 0.5  # of piece 7, in class 1: wrong whatever one may choose from
     found = measured(world, table)
     assert found == {R: {"value": 0.75, "images": 4}, OF_ALL: {"value": 0.5, "images": 4}}
+
+
+def test_in_batches_of_any_size(tmp_path, monkeypatch):
+    world = World(tmp_path)
+    world.real({0: [], 4: [3], 10: [1]})
+    world.v2({5: 6, 11: 0})
+    world.r({1: [1, 7], 4: [4], 9: [9, 0]})
+    whole = measured(world)
+    assert whole is not None and [whole[m]["value"] for m in (REAL, V2, OF_ALL)] == [9 / 11, 10 / 12, 3 / 5]
+    monkeypatch.setattr(other_sets, "BATCH", 5)
+    assert measured(world) == whole
 
 
 def test_c_is_the_mean_over_fifteen_corruptions_and_five_severities(tmp_path):
@@ -268,7 +282,7 @@ def test_modes_buffers_and_random_numbers_stay(tmp_path):
     [
         ("float32", torch.float32, torch.float32),
         ("bf16", torch.float32, torch.bfloat16),
-        ("float64",) + (torch.float64,) * 2,
+        ("float64", torch.float64, torch.float64),
     ],
 )
 def test_in_the_precision_of_the_run(tmp_path, precision, taken, given):
@@ -279,6 +293,45 @@ def test_in_the_precision_of_the_run(tmp_path, precision, taken, given):
     one.net.register_forward_hook(lambda net, inputs, outputs: seen.append((inputs[0].dtype, outputs.dtype)))
     OtherSets()(one)
     assert seen == [(taken, given)]
+
+
+RANK = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from steppe.lab.ranks import join
+from steppe.lab.recipe import Recipe
+from steppe.lab.train import Run
+from steppe.papers.other_sets import OtherSets
+
+ranks = join("ddp", "cpu")
+run = Run(Recipe(**%r), Path(sys.argv[1]), ranks=ranks, measure=OtherSets(), keep_weights=True)
+for _ in run.train():
+    pass
+assert (run.record["curvature"] is not None) == ranks.first
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_of_several_processes_the_first_measures(tmp_path):
+    world = World(tmp_path / "data", 4)
+    world.real({1: [2]})
+    world.v2({0: 1})
+    settings = {"data": f"folder:{world.imagenet}", "model": "cnn-3", "batch": 8, "epochs": 1}
+    script, out = tmp_path / "rank.py", tmp_path / "out"
+    script.write_text(RANK % settings)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*torchrun, str(script), str(out)]
+    said = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=200)
+    assert said.returncode == 0, said.stderr[-3000:]
+    assert said.stderr.count("ImageNet-v2: ") == 1
+    (record,) = read_records(out)
+    alone = Run(Recipe(**settings))
+    alone.net.load_state_dict(load_file(out / f"{record['key']}.safetensors"))
+    assert record["curvature"] == OtherSets()(alone)
 
 
 def test_a_model_that_is_spread_over_processes_is_not_tested(tmp_path):
@@ -369,6 +422,7 @@ def test_what_is_missing_or_damaged_is_said_before_training(smoke_world, tmp_pat
 
 
 FOUND = {REAL: {"value": 0.83, "images": 46837}, V2: {"value": 0.644, "images": 10000}, R: {"value": 0.238},
+         OF_ALL: {"value": 0.2},
          C: {"value": 0.4, "images": 3750000}}  # fmt: skip
 
 
@@ -380,6 +434,7 @@ def test_each_number_stands_beside_the_papers(tmp_path):
     assert rows["resnet-50/sam (ImageNet-R)"] == ("23.80", "23.80 (no interval)", "2")
     assert rows["resnet-50/sam (ImageNet-C)"] == ("46.50", "40.00 (no interval)", "2")
     assert rows["resnet-50/sam"][0] == "76.90"
+    assert rows["resnet-50/sam (ImageNet-R, of all classes)"] == ("", "20.00 (no interval)", "2")
     head, *body = matrix(lines(find("s1/table1"), results))
     sam = dict(zip(head, next(row for row in body if row[0] == "sam"), strict=True))
     assert sam["resnet-50"] == "76.50 ± 0.50 (2) / 76.90" and sam["resnet-50 (ImageNet-R)"].endswith("/ 23.80")

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ..lab.data import DataSet, prepare
-from ..lab.data.imagenet_sets import MAIN_CORRUPTIONS, OTHER_SETS, Asked, ImageNet, OtherSet
+from ..lab.data.imagenet_sets import MAIN_CORRUPTIONS, OF_ALL, OTHER_SETS, Asked, ImageNet, OtherSet
 from ..lab.measure import Measuring
 from ..lab.precision import autocast
 from ..lab.train import Run
 
 BATCH = 250  # a handful are decoded ahead: a quarter of a gigabyte of 224x224 images
-OF_ALL = "imagenet_r_of_all_accuracy"  # on ImageNet-R, choosing among all classes
 
 
 @dataclass(frozen=True)
@@ -30,22 +29,21 @@ class OtherSets(Measuring):
 
     def before(self, data: DataSet) -> str:
         """What is to be known before a run: sets that are missing, in a line; those that are damaged raise."""
-        imagenet = ImageNet.of(data)
-        for other in OTHER_SETS if imagenet is not None else ():
-            assert imagenet is not None
-            next(other.parts(imagenet), None)
+        if (imagenet := ImageNet.of(data)) is not None:
+            for other in OTHER_SETS:
+                next(other.parts(imagenet), None)
         return missing_text(data)
 
     def __call__(self, run: Run) -> dict[str, Any] | None:
         """Each set's accuracy; of ImageNet-C's also every part. None where the model is spread over processes."""
         if run.ranks.kind == "fsdp2":
             return None
-        imagenet, found = ImageNet.of(run.data), {}
-        with _testing(run.net):
-            for other in OTHER_SETS if imagenet is not None else ():
-                assert imagenet is not None
-                if other.found(imagenet) is not None:
-                    found |= self._tested(run, other, imagenet)
+        found: dict[str, Any] = {}
+        if (imagenet := ImageNet.of(run.data)) is not None:
+            with _testing(run.net):
+                for other in OTHER_SETS:
+                    if other.found(imagenet) is not None:
+                        found |= self._tested(run, other, imagenet)
         if said := missing_text(run.data):
             _tell(run, said)
         return found or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..lab.data.imagenet_sets import OTHER_SETS
+from ..lab.data.imagenet_sets import METRICS as OTHER_METRICS
 from ..lab.statistics import Mean, summarise
 from . import claims as known_claims
 from . import experiments, trends
@@ -14,10 +14,7 @@ from .experiment import Cell, Experiment
 from .runs import Results
 
 HEADER = ("cell", "method", "paper", "ours (95 % interval)", "n", "apart", "seconds a run", "verdict")
-_METRICS = {
-    "test_accuracy": "", "best_test_accuracy": "best epoch",
-    **{other.metric: other.name for other in OTHER_SETS},
-}  # fmt: skip
+_METRICS = {"test_accuracy": "", "best_test_accuracy": "best epoch", **OTHER_METRICS}
 
 
 @dataclass(frozen=True)
@@ -94,22 +91,23 @@ def our_number(mean: Mean | None, metric: str) -> str:
 
 def lines(experiment: Experiment, results: Results, scale: str | None = None) -> list[Line]:
     """A row for every claim on the experiment, and for every other cell; what is computed has words alone."""
-    mine = [claim for claim in known_claims() if claim.experiment == experiment.name]
     claimed: dict[str, list[Claim]] = {}
-    for claim in mine:
-        claimed.setdefault(claim.cell, []).append(claim)
+    for claim in known_claims():
+        if claim.experiment == experiment.name:
+            claimed.setdefault(claim.cell, []).append(claim)
     found = []
     for cell in (cell for cell in experiment.cells if cell.recipe is not None):
         best, group = results.best(experiment, cell) if scale is None else (scale, results.of(experiment, cell, scale))
         lost, time = len(group.diverged), group.mean("seconds")
         seconds = None if time is None else time.value
-        for claim in claimed.get(cell.name, ()) if scale is None else ():
+        mine = claimed.get(cell.name, ()) if scale is None else ()
+        for claim in mine:
             judged = judge(claim, experiments(), results)
             found.append(Line(cell, claim.metric, judged, judged.ours, judged.scale, lost, seconds))
-        if cell.name not in claimed or scale is not None:
-            there = best if group.records else ""
-            others = (other.metric for other in OTHER_SETS if group.mean(other.metric))
-            for metric in ("test_accuracy", *others):
+        beyond = [metric for metric in OTHER_METRICS if group.mean(metric)]
+        there, known = best if group.records else "", {claim.metric for claim in mine}
+        for metric in beyond if mine else ("test_accuracy", *beyond):
+            if metric not in known:
                 found.append(Line(cell, metric, None, group.mean(metric), there, lost, seconds))
     return found
 

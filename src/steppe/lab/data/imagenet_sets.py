@@ -209,3 +209,5 @@ OTHER_SETS = (
     OtherSet("ImageNet-R", "imagenet_r_accuracy", ("imagenet-r", "ImageNet-R"), _r, 30000),
     OtherSet("ImageNet-C", "imagenet_c_accuracy", ("imagenet-c", "ImageNet-C"), _c, 50000),
 )
+OF_ALL = "imagenet_r_of_all_accuracy"  # on ImageNet-R, but choosing among all classes
+METRICS = {**{other.metric: other.name for other in OTHER_SETS}, OF_ALL: "ImageNet-R, of all classes"}
