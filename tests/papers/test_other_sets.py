@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
-from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
@@ -27,7 +24,7 @@ from steppe.lab.data.imagenet_sets import OF_ALL, OTHER_SETS, ImageNet
 from steppe.lab.errors import LabError
 from steppe.lab.ranks import Ranks
 from steppe.lab.recipe import Recipe
-from steppe.lab.record import read_records, write_record
+from steppe.lab.record import write_record
 from steppe.lab.train import Run
 from steppe.lab.turns import advance_all
 from steppe.lab.work import Place
@@ -295,43 +292,29 @@ def test_in_the_precision_of_the_run(tmp_path, precision, taken, given):
     assert seen == [(taken, given)]
 
 
-RANK = """
-import sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from steppe.lab.ranks import join
-from steppe.lab.recipe import Recipe
-from steppe.lab.train import Run
-from steppe.papers.other_sets import OtherSets
-
-ranks = join("ddp", "cpu")
-run = Run(Recipe(**%r), Path(sys.argv[1]), ranks=ranks, measure=OtherSets(), keep_weights=True)
-for _ in run.train():
-    pass
-assert (run.record["curvature"] is not None) == ranks.first
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
-"""
+@pytest.fixture
+def group():
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
-def test_of_several_processes_the_first_measures(tmp_path):
+def test_of_several_processes_the_first_measures(tmp_path, group):
     world = World(tmp_path / "data", 4)
     world.real({1: [2]})
     world.v2({0: 1})
-    settings = {"data": f"folder:{world.imagenet}", "model": "cnn-3", "batch": 8, "epochs": 1}
-    script, out = tmp_path / "rank.py", tmp_path / "out"
-    script.write_text(RANK % settings)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*torchrun, str(script), str(out)]
-    said = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=200)
-    assert said.returncode == 0, said.stderr[-3000:]
-    assert said.stderr.count("ImageNet-v2: ") == 1
-    (record,) = read_records(out)
-    alone = Run(Recipe(**settings))
-    alone.net.load_state_dict(load_file(out / f"{record['key']}.safetensors"))
-    assert record["curvature"] == OtherSets()(alone)
+    recipe = Recipe(data=f"folder:{world.imagenet}", model="cnn-3", batch=8, epochs=1)
+    first = Run(recipe, ranks=Ranks("ddp", 0, 1), measure=OtherSets())
+    assert isinstance(first.model, nn.parallel.DistributedDataParallel)
+    advance_all([first])
+    alone = Run(recipe)
+    alone.net.load_state_dict(first.net.state_dict())
+    found = OtherSets()(alone)
+    assert found is not None and set(found) == {REAL, V2} and first.record["curvature"] == found
+    second = Run(recipe, ranks=Ranks("", 1, 2), measure=OtherSets())
+    advance_all([second])
+    assert second.record["status"] == "done" and second.record["curvature"] is None
 
 
 def test_a_model_that_is_spread_over_processes_is_not_tested(tmp_path):
@@ -474,3 +457,8 @@ def test_a_run_without_the_sets_is_done(tmp_path, monkeypatch):
 
 def test_only_table_1_is_tested_on_them():
     assert [name for name, one in experiments().items() if isinstance(one.measuring, OtherSets)] == ["s1/table1"]
+
+
+def test_smoke_data_has_nothing_of_others_beside_it():
+    """It is in a folder for temporary files: whatever lies there is not looked at."""
+    assert [path.name for path in sets._written().parent.iterdir()] == ["imagenet"]
