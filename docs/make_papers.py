@@ -43,6 +43,16 @@ steppe paper run s0/table1 --cells cifar10/cnn-5 --device cuda --together 5   # 
 steppe paper collect runs/s0 s0/table1                                        # each run once, whatever the folder
 python docs/make_papers.py
 ```
+
+Nets of `s1/table1` are tested on ImageNet's other sets too, on those that lie beside the folder `imagenet` as their
+archives unpack. What is missing is named before training begins; it leaves its column empty.
+
+| | beside `imagenet` | |
+|---|---|---|
+| ImageNet-Real | `real.json` | the validation images have ImageNet's file names: `ILSVRC2012_val_00000001.JPEG` |
+| ImageNet-v2 | `imagenetv2-matched-frequency-format-val/0` … `999` | matched frequency |
+| ImageNet-R | `imagenet-r/n01443537` … | 200 classes |
+| ImageNet-C | `imagenet-c/fog/1/n01440764` … | 15 corruptions, severities 1 to 5: 3.75 million images |
 """
 
 

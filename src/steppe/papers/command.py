@@ -111,7 +111,7 @@ def run(
             return
         together = together or min((at_once(job.recipe, device) for job in planned.jobs), default=1)
         place = _place(planned, folder, device, data_dir, threads, together)
-        planned = _with_data(planned, data_dir)
+        planned = _with_data(planned, data_dir, getattr(place.measuring, "before", None))
         with Display(planned.jobs) as display:
             perform(planned, place, how_many_jobs(jobs, device), display)
         again = f"steppe paper collect {folder} {experiment.name}" + (f" --scale {scale}" if scale != "full" else "")
@@ -142,8 +142,11 @@ def _place(planned: Any, folder: Path, device: str, data_dir: Path | None, threa
     return Place(folder, device, data_dir, threads, together, measuring)
 
 
-def _with_data(planned: Any, data_dir: Path | None) -> Any:
-    """Without the cells whose data is not here, which are named; none left is an error."""
+def _with_data(planned: Any, data_dir: Path | None, before: Any = None) -> Any:
+    """Without the cells whose data is not here, which are named; none left is an error.
+
+    `before` looks whether the data will do for what is measured at the end, and has a line to say of it.
+    """
     from dataclasses import replace
 
     from ..lab.data import load
@@ -152,9 +155,12 @@ def _with_data(planned: Any, data_dir: Path | None) -> Any:
     missing: dict[str, str] = {}
     for name in names:
         try:
-            load(name, data_dir)
+            data = load(name, data_dir)
         except LabError as error:
             missing[name] = str(error)
+            continue
+        if before is not None and (said := before(data)):
+            typer.echo(f"note: {said}", err=True)
     if missing and len(missing) == len(names) and not planned.computed:
         raise LabError(next(iter(missing.values())))
 

@@ -84,7 +84,8 @@ class Experiment:
     def measured_in(self, record: dict[str, Any]) -> bool:
         """Whether a run, as the lab records it or as it is kept, has all that this experiment measures."""
         if self.measuring is not None:
-            return getattr(self.measuring, "gives", "top") in (record.get("curvature") or {})
+            name = getattr(self.measuring, "gives", "top")  # None: what it finds is welcome, and not needed
+            return name is None or name in (record.get("curvature") or {})
         if self.watch is not None:
             name, epochs = self.watch.gives, record["epochs"]
             return any(name in e for e in epochs) if isinstance(epochs, list) else name in record["metrics"]

@@ -116,8 +116,9 @@ def _written() -> Path:
     """A folder of image files, which goes away with the process."""
     from PIL import Image
 
-    folder = Path(tempfile.mkdtemp(prefix="steppe-smoke-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    alone = Path(tempfile.mkdtemp(prefix="steppe-smoke-"))
+    atexit.register(shutil.rmtree, alone, ignore_errors=True)
+    folder = alone / "imagenet"  # what is beside it is looked at too
     x, _ = _digits(48, 3)
     for row, (image, label) in enumerate(zip(x, [row % 4 for row in range(16)], strict=True)):
         place = folder / ("train" if row < 8 else "val") / str(label)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..lab.data.imagenet_sets import METRICS as OTHER_METRICS
 from ..lab.statistics import Mean, summarise
 from . import claims as known_claims
 from . import experiments, trends
@@ -13,7 +14,7 @@ from .experiment import Cell, Experiment
 from .runs import Results
 
 HEADER = ("cell", "method", "paper", "ours (95 % interval)", "n", "apart", "seconds a run", "verdict")
-_METRICS = {"test_accuracy": "", "best_test_accuracy": "best epoch"}
+_METRICS = {"test_accuracy": "", "best_test_accuracy": "best epoch", **OTHER_METRICS}
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,7 @@ class Line:
     def texts(self) -> tuple[str, ...]:
         """As shown."""
         claim = self.judged.claim if self.judged else None
-        name = self.cell.name + (
-            f" ({_METRICS.get(self.metric, self.metric)})" if _METRICS.get(self.metric, "?") else ""
-        )
+        name = self.cell.name + _of(self.metric)
         apart = self.judged.apart if self.judged else None
         note = self.judged.said if self.judged else f"{self.diverged} diverged" if self.diverged else ""
         if self.cell.stands_for:
@@ -58,6 +57,12 @@ class Line:
             str(self.ours.n) if self.ours else "0", "" if apart is None else f"{apart:+.1f} s.e.",
             "" if self.seconds is None else f"{self.seconds:.3g}", verdict,
         )  # fmt: skip
+
+
+def _of(metric: str) -> str:
+    """What a number is of, where it is not the accuracy on the test set."""
+    said = _METRICS.get(metric, metric)
+    return f" ({said})" if said else ""
 
 
 def is_share(metric: str) -> bool:
@@ -86,21 +91,24 @@ def our_number(mean: Mean | None, metric: str) -> str:
 
 def lines(experiment: Experiment, results: Results, scale: str | None = None) -> list[Line]:
     """A row for every claim on the experiment, and for every other cell; what is computed has words alone."""
-    mine = [claim for claim in known_claims() if claim.experiment == experiment.name]
     claimed: dict[str, list[Claim]] = {}
-    for claim in mine:
-        claimed.setdefault(claim.cell, []).append(claim)
+    for claim in known_claims():
+        if claim.experiment == experiment.name:
+            claimed.setdefault(claim.cell, []).append(claim)
     found = []
     for cell in (cell for cell in experiment.cells if cell.recipe is not None):
         best, group = results.best(experiment, cell) if scale is None else (scale, results.of(experiment, cell, scale))
         lost, time = len(group.diverged), group.mean("seconds")
         seconds = None if time is None else time.value
-        for claim in claimed.get(cell.name, ()) if scale is None else ():
+        mine = claimed.get(cell.name, ()) if scale is None else ()
+        for claim in mine:
             judged = judge(claim, experiments(), results)
             found.append(Line(cell, claim.metric, judged, judged.ours, judged.scale, lost, seconds))
-        if cell.name not in claimed or scale is not None:
-            metric, there = "test_accuracy", best if group.records else ""
-            found.append(Line(cell, metric, None, group.mean(metric), there, lost, seconds))
+        beyond = [metric for metric in OTHER_METRICS if group.mean(metric)]
+        there, known = best if group.records else "", {claim.metric for claim in mine}
+        for metric in beyond if mine else ("test_accuracy", *beyond):
+            if metric not in known:
+                found.append(Line(cell, metric, None, group.mean(metric), there, lost, seconds))
     return found
 
 
@@ -173,7 +181,11 @@ def matrix(shown: list[Line]) -> list[tuple[str, ...]]:
 
     Only columns of which something was run; nothing if there are not several of them.
     """
-    at = {tuple(line.cell.name.rsplit("/", 1)): line for line in shown if "/" in line.cell.name}
+    at: dict[tuple[str, str], Line] = {}
+    for line in shown:
+        column, _, row = line.cell.name.rpartition("/")
+        if column:
+            at[column + _of(line.metric), row] = line
     columns = list(dict.fromkeys(column for (column, _), line in at.items() if line.has_run))
     rows = list(dict.fromkeys(row for _, row in at))
     if len(columns) < 2 or len(rows) < 2:

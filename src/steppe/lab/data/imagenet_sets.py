@@ -1,0 +1,213 @@
+"""ImageNet's other test sets, for nets trained on ImageNet: -Real, -v2, -R and -C.
+
+They lie beside the folder of ImageNet, as their archives unpack:
+
+    real.json                                         the right classes of every validation image
+    imagenetv2-matched-frequency-format-val/0/*.jpeg  folders 0 to 999
+    imagenet-r/n01443537/*.jpg                        200 of the classes
+    imagenet-c/fog/3/n01440764/*.JPEG                 15 corruptions, 5 severities
+
+Images are read as ImageNet's own validation images are; those of ImageNet-C are 224x224 already, and so neither
+resized nor cut.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ..errors import LabError, one_line
+from .base import DataSet, Device
+from .folders import FolderSplit, _by_class, _held_out
+
+# The four others (gaussian_blur, saturate, spatter, speckle_noise) are for tuning, and in nobody's mean.
+MAIN_CORRUPTIONS = (
+    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
+    "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
+)  # fmt: skip
+SEVERITIES = (1, 2, 3, 4, 5)
+
+
+@dataclass(frozen=True)
+class ImageNet:
+    """The folder a data set was read from, and the names of its classes in the order of a net's outputs."""
+
+    folder: Path
+    classes: tuple[str, ...] = field(repr=False)
+    size: int = 224
+    device: Device = "cpu"
+
+    @classmethod
+    def of(cls, data: DataSet) -> ImageNet | None:
+        """The folder of a data set; None if it is not images in folders."""
+        if not isinstance(data.train, FolderSplit):
+            return None
+        train = next((above for above in Path(data.train.paths[0]).parents if above.name == "train"), None)
+        if train is None:
+            return None
+        names = sorted(entry.name for entry in os.scandir(train) if entry.is_dir())
+        return cls(train.parent, tuple(names), data.train.size, data.train.device)
+
+    @property
+    def beside(self) -> Path:
+        """The folder that ImageNet's is in."""
+        deep = self.folder.parts[-3:] == ("ILSVRC", "Data", "CLS-LOC")
+        return self.folder.parents[2] if deep else self.folder.parent
+
+    @property
+    def number(self) -> dict[str, int]:
+        """The class of a name."""
+        return {name: i for i, name in enumerate(self.classes)}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Images to be classified, and what is right."""
+
+    images: FolderSplit
+    admissible: tuple[tuple[int, ...], ...] = ()  # of every image; empty: its class alone
+    among: tuple[int, ...] = ()  # the classes to choose from; empty: all
+    part: str = ""  # of a set in several parts: which
+
+    def right(self, answers: Sequence[int], begin: int = 0) -> int:
+        """How many of the answers are right, for the images from the one numbered `begin`."""
+        rows = range(begin, begin + len(answers))
+        if self.admissible:
+            return sum(answer in self.admissible[row] for answer, row in zip(answers, rows, strict=True))
+        targets = self.images.targets[begin : begin + len(answers)].tolist()
+        return sum(answer == target for answer, target in zip(answers, targets, strict=True))
+
+
+@dataclass(frozen=True)
+class OtherSet:
+    """One of the four."""
+
+    name: str
+    metric: str
+    places: tuple[str, ...]  # beside ImageNet's folder, or in it
+    reader: Callable[[Path, ImageNet], Iterator[Asked]]
+    images: int = 0  # in a part, of all 1000 classes; 0: the reader knows
+
+    def found(self, imagenet: ImageNet) -> Path | None:
+        """Where it is."""
+        homes = (imagenet.beside, imagenet.folder)
+        return next((path for home in homes for place in self.places if (path := home / place).exists()), None)
+
+    def parts(self, imagenet: ImageNet) -> Iterator[Asked]:
+        """Its parts one after another: one, or 75 of ImageNet-C. Nothing if it is not there."""
+        path = self.found(imagenet)
+        if path is None:
+            return
+        for asked in self.reader(path, imagenet):
+            count = len(asked.images)
+            if self.images and count != self.images and len(imagenet.classes) == 1000:
+                where = path / asked.part
+                raise LabError(f"{where} has {count} images, not {self.images}: not whole, or another set")
+            yield asked
+
+
+# Reading
+
+
+def _split(pairs: Iterable[tuple[str, int]], imagenet: ImageNet) -> FolderSplit:
+    paths, targets = zip(*pairs, strict=True)
+    return FolderSplit(paths, torch.tensor(targets), imagenet.size, imagenet.device)
+
+
+def _need_all(folder: Path, pairs: Iterable[tuple[str, int]], imagenet: ImageNet) -> None:
+    missing = set(range(len(imagenet.classes))) - {target for _, target in pairs}
+    if missing:
+        first = min(missing)
+        raise LabError(f"{folder} is not whole: it has no images of class {first}, {imagenet.classes[first]}")
+
+
+def _real(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
+    """ImageNet's validation images, those with at least one right class."""
+    lists = _lists(path, len(imagenet.classes))
+    held_out = _held_out(imagenet.folder)
+    if held_out is None:
+        raise LabError(f"{imagenet.folder} has no folder val, whose images {path.name} is about")
+    pairs = _by_class(held_out, imagenet.number)
+    if len(lists) != len(pairs):
+        raise LabError(f"{path} is about {len(lists)} images, but {held_out} has {len(pairs)}")
+    rows = [_row(file, len(lists)) for file, _ in pairs]
+    kept = [(pair, lists[row]) for pair, row in zip(pairs, rows, strict=True) if lists[row]]
+    if not kept:
+        raise LabError(f"{path} names no class for any image")
+    yield Asked(_split([pair for pair, _ in kept], imagenet), tuple(tuple(right) for _, right in kept))
+
+
+def _lists(path: Path, classes: int) -> list[list[int]]:
+    try:
+        lists = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise LabError(f"{path} is cut short or not JSON: {one_line(error)}") from error
+    wanted = f"a list, for each image, of its right classes, from 0 to {classes - 1}"
+    if not isinstance(lists, list):
+        raise LabError(f"{path} must be {wanted}, in one list; it is a {type(lists).__name__}")
+    for number, right in enumerate(lists, 1):
+        if not isinstance(right, list) or not all(type(c) is int and 0 <= c < classes for c in right):
+            raise LabError(f"{path} must have {wanted}; its entry {number} is {one_line(right)[:60]}")
+    return lists
+
+
+def _row(file: str, count: int) -> int:
+    """ILSVRC2012_val_00000001.JPEG is the first, whatever folder it is in."""
+    found = re.search(r"_val_(\d{8})", os.path.basename(file))
+    if found is None or not 1 <= int(found[1]) <= count:
+        raise LabError(f"{file} should be named as in ImageNet, ILSVRC2012_val_00000001.JPEG to {count:08}")
+    return int(found[1]) - 1
+
+
+def _v2(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
+    """Folders are classes by number ("10" is class 10, though it comes before "2"), in an older edition by name."""
+    names = [entry.name for entry in os.scandir(path) if entry.is_dir()]
+    number = {name: int(name) for name in names if name.isdecimal() and int(name) < len(imagenet.classes)}
+    pairs = _by_class(path, {**imagenet.number, **number})
+    _need_all(path, pairs, imagenet)
+    yield Asked(_split(pairs, imagenet))
+
+
+def _r(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
+    """Classes are named as ImageNet's; a net chooses among those that are there."""
+    pairs = _by_class(path, imagenet.number)
+    yield Asked(_split(pairs, imagenet), among=tuple(sorted({target for _, target in pairs})))
+
+
+def _c(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
+    """A part for each corruption and severity; that all are there is seen first."""
+    parts = [f"{kind}/{severity}" for kind in MAIN_CORRUPTIONS for severity in SEVERITIES]
+    for part in parts:
+        if not (path / part).is_dir():
+            raise LabError(f"{path} is not whole: {path / part} is missing")
+    for part in parts:
+        pairs = _by_class(path / part, imagenet.number)
+        _need_all(path / part, pairs, imagenet)
+        yield Asked(_split(pairs, imagenet), part=part)
+
+
+OTHER_SETS = (
+    OtherSet("ImageNet-Real", "imagenet_real_accuracy", ("real.json", "imagenet-real/real.json"), _real),
+    OtherSet(
+        "ImageNet-v2",
+        "imagenet_v2_accuracy",
+        (
+            "imagenetv2-matched-frequency-format-val",
+            "imagenet-matched-frequency-format-val",
+            "imagenetv2-matched-frequency",
+            "imagenet-v2",
+        ),
+        _v2,
+        10000,
+    ),
+    OtherSet("ImageNet-R", "imagenet_r_accuracy", ("imagenet-r", "ImageNet-R"), _r, 30000),
+    OtherSet("ImageNet-C", "imagenet_c_accuracy", ("imagenet-c", "ImageNet-C"), _c, 50000),
+)
+OF_ALL = "imagenet_r_of_all_accuracy"  # on ImageNet-R, but choosing among all classes
+METRICS = {**{other.metric: other.name for other in OTHER_SETS}, OF_ALL: "ImageNet-R, of all classes"}
