@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..lab.data.imagenet_sets import OF_ALL
 from ..lab.method_text import make_method
 from ..lab.statistics import mean_of
 from ..optimizer import SharpnessAware
@@ -191,9 +192,9 @@ _SAID = (
 )
 _TESTED = (
     "Nets are tested on ImageNet, and on those of ImageNet-Real, -v2, -R and -C that are beside it. The paper does not "
-    "say how: here ImageNet-C's number is the mean accuracy over 15 corruptions and 5 severities, and ImageNet-R's is "
-    "of answers among its 200 classes, as its authors have it. The paper's numbers for ImageNet-R are as low as others "
-    "report for answers among all 1000 classes: records have that too, as imagenet_r_of_all_accuracy.",
+    "say how: here ImageNet-C's number is the mean accuracy over 15 corruptions and 5 severities. ImageNet-R's is of "
+    "answers among all 1000 classes: the paper's are as low as others report for that. Its authors' way, among its 200 "
+    "classes, stands beside it.",
 )
 _ALONE = ("Of this table's columns there is ImageNet's alone.",)
 _CIFAR_SAID = ("Stand-in: CNN-5 on CIFAR-10, 20 epochs of SGD, not ViT-B/32 on ImageNet.",)
@@ -253,7 +254,7 @@ _SETS = (
     "test_accuracy",
     "imagenet_real_accuracy",
     "imagenet_v2_accuracy",
-    "imagenet_r_accuracy",
+    OF_ALL,  # ImageNet-R
     "imagenet_c_accuracy",
 )
 _TABLE1 = {  # vanilla, SAM, GSAM: ImageNet, Real, v2, R, C
