@@ -138,6 +138,13 @@ def test_verdicts_that_claim_less(tmp_path):
     assert (lost.verdict, lost.said) == ("not reproduced", "3 of 3 runs diverged")
 
 
+def test_without_any_spread_only_the_same_number_is_the_same(tmp_path):
+    cell = "imagenet/resnet-50/gam"  # the paper gives no spread
+    assert judged(kept(tmp_path / "same", TABLE, {cell: [0.65924] * 3}), cell).apart == 0
+    below = judged(kept(tmp_path / "below", TABLE, {cell: [0.659] * 3}), cell)
+    assert (below.apart, below.verdict) == (-math.inf, "not reproduced")
+
+
 def test_a_paper_without_spread_counts_ours_alone(tmp_path):
     results = kept(tmp_path, "s3/table2", {"cifar10/sgd": [0.937, 0.938, 0.939]})
     found = judged(results, "cifar10/sgd", "s3/table2")

@@ -61,7 +61,8 @@ def judge(claim: Claim, experiments: dict[str, Experiment], results: Results) ->
         few = f"n = {ours.n}, too few to tell" if ours.n < FEWEST else ""
         return Judged(claim, SMALLER, ours, scale, said=", ".join(filter(None, (few, lost))))
     together = math.hypot(ours.error, claim.error or 0.0)
-    apart = (ours.value - claim.value) / together if together else math.inf
+    difference = ours.value - claim.value
+    apart = difference / together if together else math.copysign(math.inf, difference) if difference else 0.0
     same = abs(apart) <= NEAR and not lost
     said = lost if claim.error is not None else ", ".join(filter(None, (lost, "the paper gives no spread")))
     return Judged(claim, REPRODUCED if same else NOT_REPRODUCED, ours, scale, apart, said)
