@@ -22,6 +22,10 @@ class LookSAM(Method):
         d = g + α (‖g‖/‖g_v‖) g_v                                           (2)
 
     Limits: k = 1 gives SAM. No code by the authors is public.
+
+    Take care with α: between its looks the method moves as far along an old g_v as α says, however small g_v was. On
+    digits (SGD, learning rate 0.1, momentum 0.9, 3 seeds) α = 0.7 and 0.5 lost every run; 0.3 gave 96.0 %, 0.1 96.9 %,
+    plain SGD and ``Every(10, SAM())`` 97.1 %.
     """
 
     rho: Number = 0.05
@@ -29,7 +33,7 @@ class LookSAM(Method):
     k: int = 10
 
     paper = "arXiv 2203.02714"
-    advice = "SAM at little more than one look a step; its paper keeps most of the gain."
+    advice = "SAM at little more than one look a step. Begin with a small alpha: 0.5 and more can lose the run."
     ranges = "k 10, alpha 0.7 in community code."
     copies = 3
     nonnegative = ("rho", "alpha")
