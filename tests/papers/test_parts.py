@@ -14,7 +14,7 @@ from steppe.lab.errors import LabError
 from steppe.lab.recipe import Recipe
 from steppe.lab.record import write_weights
 from steppe.lab.turns import advance_all
-from steppe.papers import sets, transfer
+from steppe.papers import find, sets, transfer
 from steppe.papers.experiment import SETS
 from steppe.papers.s1_gsam import place, surface, walk
 from steppe.papers.watch import FEWEST_PRODUCTS, AtOwnRadius, Shifted, Turns, Watch, Watched, examples_of
@@ -111,6 +111,28 @@ def test_corrupted_images(monkeypatch):
     found = run.record["curvature"]
     assert found["shifted_accuracy"]["value"] == run.record["final"]["test_accuracy"]
     assert found["shifted_top"] == found["top"] and found["shifted_trace"] == found["trace"]
+    assert found["shifted_accuracy"]["images"] == len(run.data.test)
+
+
+def test_a_part_of_the_images_is_the_first_part(monkeypatch):
+    from dataclasses import replace
+
+    from steppe.papers import watch
+
+    seen = []
+    monkeypatch.setattr(watch, "corrupt", lambda images, kind, severity: seen.append(images) or images)
+    run = watched(
+        None, replace(SMOKE, data=f"{SETS}:smoke_colour"), Shifted(samples=8, images=3, products=FEWEST_PRODUCTS)
+    )
+    assert run.record["curvature"]["shifted_accuracy"]["images"] == 3
+    assert all(torch.equal(images, run.data.test.inputs[:3]) for images in seen) and len(seen) == 2
+
+
+def test_small_scale_may_measure_less():
+    experiment = find("s4/vgg-19")
+    assert experiment.measuring_at("small") == Shifted(samples=170, images=1000)
+    assert experiment.measuring_at("full") == Shifted()
+    assert find("s1/fig4-cifar").measuring_at("small") == AtOwnRadius()
 
 
 # Fine-tuning

@@ -44,6 +44,7 @@ class Experiment:
     cells: tuple[Cell, ...]
     seeds: int = 1
     measuring: Measuring | None = None  # at the end of every run
+    measuring_small: Measuring | None = None  # at small scale, where the same would be too long
     watch: Watch | None = None  # after chosen epochs
     compute: Callable[[str, str, int], dict[str, Any]] | None = None  # of cell, scale and seed, without the lab
     choices: tuple[str, ...] = ()  # what the paper leaves open, and what is done here
@@ -75,7 +76,9 @@ class Experiment:
         return replace(_SCALED[scale](self, cell.recipe), seed=seed)
 
     def measuring_at(self, scale: str) -> Measuring | None:
-        """How the end of a run is measured at a scale: on next to nothing, to see that it works."""
+        """How the end of a run is measured at a scale: at smoke scale on next to nothing, to see that it works."""
+        if scale == "small" and self.measuring_small is not None:
+            return self.measuring_small
         if self.measuring is None or scale != "smoke":
             return self.measuring
         small = {"samples": 4, "probes": 2, "dimension": 4, "products": FEWEST_PRODUCTS, "points": 3, "directions": 2}

@@ -45,7 +45,10 @@ _SAID = (
 
 
 def _experiment(name: str, model: str, title: str, shows: str) -> Experiment:
-    return Experiment(name, title, shows, _grid(model), seeds=1, measuring=Shifted(), choices=_SAID, shorter=10)
+    return Experiment(
+        name, title, shows, _grid(model), seeds=1, measuring=Shifted(), choices=_SAID, shorter=10, share=0.2,
+        measuring_small=Shifted(samples=170, images=1000),
+    )  # fmt: skip
 
 
 EXPERIMENTS = (

@@ -126,6 +126,7 @@ class Shifted(Measuring):
     """Accuracy, top eigenvalue and trace on the test images, clean and corrupted (S4's grid)."""
 
     samples: int = 1000
+    images: int = 0  # that are corrupted, the first of the test set; 0: all
     gives: ClassVar[str] = "shifted_accuracy"
 
     def __call__(self, run: Run) -> dict[str, Any] | None:
@@ -133,18 +134,21 @@ class Shifted(Measuring):
         test = run.data.test
         if not isinstance(test, Split):
             raise LabError(f"{run.data.name} is not held in memory, and so cannot be corrupted")
+        count = min(self.images or len(test), len(test))
         tiny = self.samples < 100  # at smoke scale
         kinds = tuple(CORRUPTIONS)[:2] if tiny else tuple(CORRUPTIONS)
         severities = SEVERITIES[:1] if tiny else SEVERITIES
         right, clean, changed = [], [], []
         per_kind = max(self.samples // (len(kinds) * len(severities)), 1)
         for number, (kind, severity) in enumerate((k, s) for k in kinds for s in severities):
-            images = corrupt(test.inputs, kind, severity)
-            right.append(self._accuracy(run, images, test.targets))
-            rows = slice(number * per_kind % len(test), number * per_kind % len(test) + per_kind)
+            images = corrupt(test.inputs[:count], kind, severity)
+            right.append(self._accuracy(run, images, test.targets[:count]))
+            start = number * per_kind % count
+            rows = slice(start, min(start + per_kind, count))
             changed.append((prepare(images[rows], run.data, run.batches.dtype), test.targets[rows]))
             clean.append((prepare(test.inputs[rows], run.data, run.batches.dtype), test.targets[rows]))
-        found: dict[str, Any] = {"shifted_accuracy": {"value": sum(right) / len(right), "kinds": len(kinds)}}
+        accuracy = {"value": sum(right) / len(right), "kinds": len(kinds), "images": count}
+        found: dict[str, Any] = {"shifted_accuracy": accuracy}
         for name, parts in (("", clean), ("shifted_", changed)):
             batch = tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
             hessian = Hessian(Objective(run.net, F.cross_entropy, [batch]))
