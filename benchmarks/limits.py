@@ -186,7 +186,7 @@ def _errors(name: str, device: torch.device) -> dict[str, dict[str, float]]:
 
         return {"closure": lambda: on(step), "auxiliary": lambda: on(step - 1)}
 
-    for step in range(1, 150):
+    for step in range(1, 100):
         opt.step(**closures(model, step, "float32"))
     found = {}
     for kind in ("float64", *PRECISIONS):
@@ -194,7 +194,7 @@ def _errors(name: str, device: torch.device) -> dict[str, dict[str, float]]:
         twin, its = copy.deepcopy((model, opt))
         if kind == "float64":
             twin.double()
-        its.gradient(**closures(twin, 150, kind))
+        its.gradient(**closures(twin, 100, kind))
         direction = torch.cat([p.grad.double().flatten() for p in twin.parameters() if p.grad is not None])
         its.step()
         found[kind] = direction, its.metrics["slope"].double()
