@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import compress
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Number = float | Tensor
-LOW_PRECISION = (torch.float16, torch.bfloat16)
+LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
 LARGE = 1 << 20  # entries of a tensor that is worth a kernel of its own
-
-
-def by_kind(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Two tensor lists, split by dtype and device: what fused kernels want."""
-    kinds: dict[tuple, tuple[list[Tensor], list[Tensor]]] = {}
-    for a, b in zip(first, second, strict=True):
-        pair = kinds.setdefault((a.dtype, a.device), ([], []))
-        pair[0].append(a)
-        pair[1].append(b)
-    return list(kinds.values())
 
 
 def is_one(factor: Number) -> bool:
@@ -48,18 +40,16 @@ def multiplied_out(terms: list[tuple[Number, list[Tensor]]], factor: Number) -> 
     return _scaled(total, factor, in_place=True)
 
 
-def _alone(tensor: Tensor, factor: Number) -> bool:
-    if isinstance(factor, Tensor) and (factor.dtype != tensor.dtype or factor.device != tensor.device):
-        return False
-    return tensor.is_cpu or tensor.numel() >= LARGE
-
-
 def add_scaled(targets: list[Tensor], sources: list[Tensor], tensors: list[Tensor], factor: Number) -> None:
-    """targets = sources + factor · tensors, without room for more. Targets and sources may be the same.
+    """targets = sources + factor · tensors, without room for more. Targets and sources may be the same list.
 
-    Large tensors, and all on a CPU, go one by one, in one pass over memory; small ones on a GPU together, in a few
-    kernels.
+    In place it takes one kernel. Otherwise large tensors, and all on a CPU, go one by one, in one pass over memory;
+    small ones on a GPU together, in a few kernels.
     """
+    in_place = targets is sources
+    if in_place and isinstance(factor, Tensor):
+        targets, tensors = _add_at_once(targets, tensors, factor)
+        sources = targets
     together: list[int] = []
     for i, (target, source, tensor) in enumerate(zip(targets, sources, tensors, strict=True)):
         if not _alone(tensor, factor):
@@ -71,13 +61,48 @@ def add_scaled(targets: list[Tensor], sources: list[Tensor], tensors: list[Tenso
     if not together:
         return
     targets, sources, tensors = ([list_[i] for i in together] for list_ in (targets, sources, tensors))
-    if any(a is not b for a, b in zip(targets, sources, strict=True)):
+    if not in_place:
         torch._foreach_copy_(targets, sources)
     if not isinstance(factor, Tensor):
         torch._foreach_add_(targets, tensors, alpha=factor)
         return
     for part in _parts(tensors):
         torch._foreach_add_(targets[part], _scaled(tensors[part], factor))
+
+
+def _add_at_once(targets: list[Tensor], tensors: list[Tensor], factor: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Add factor · tensors where they lie in memory as the targets do; return what is left to add.
+
+    The kernel is that of a fused SGD step: the only one for tensor lists that takes its factor from the device.
+    """
+    dtype, device = factor.dtype, factor.device
+    if dtype is not torch.float32 and not (dtype is torch.float64 and factor.is_cpu):  # a GPU would read float32
+        return targets, tensors
+    fit = [
+        t.dtype is dtype and v.dtype is dtype and t.device == device and t.numel() == v.numel()
+        and t.stride() == v.stride() and (t.is_contiguous() or t.is_contiguous(memory_format=torch.channels_last))
+        for t, v in zip(targets, tensors, strict=True)
+    ]  # fmt: skip
+    left: tuple[list[Tensor], list[Tensor]] = [], []
+    if not all(fit):
+        misfit = [not fits for fits in fit]
+        left = list(compress(targets, misfit)), list(compress(tensors, misfit))
+        targets, tensors = list(compress(targets, fit)), list(compress(tensors, fit))
+    if targets:
+        torch._fused_sgd_(targets, tensors, [], lr=factor, maximize=True, **_PLAIN_SGD)
+        torch.autograd.graph.increment_version(targets)  # it does not tell autograd that they have changed
+    return left
+
+
+_PLAIN_SGD: Any = {
+    "weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "is_first_step": False,
+}  # fmt: skip
+
+
+def _alone(tensor: Tensor, factor: Number) -> bool:
+    if isinstance(factor, Tensor) and (factor.dtype != tensor.dtype or factor.device != tensor.device):
+        return False
+    return tensor.is_cpu or tensor.numel() >= LARGE
 
 
 def _scaled(tensors: list[Tensor], factor: Number, fresh: bool = False, in_place: bool = False) -> list[Tensor]:

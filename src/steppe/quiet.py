@@ -11,7 +11,8 @@ no knowledge of layers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from .lists import by_kind
-from .vector import local
+from .distributed import local
+from .vector import same
 
 
 class Snapshot:
@@ -30,10 +31,11 @@ class Snapshot:
         self._modules = modules
         self._params = [p for module in modules for p in module._parameters.values() if p is not None]
         # By place and not only by value: a forward may put another tensor where a buffer was.
-        places = [(module._buffers, name) for module in modules for name in module._buffers]
-        self._buffers = [(where, name, buffer) for where, name in places if (buffer := where[name]) is not None]
-        sources = [local(buffer.detach()) for *_, buffer in self._buffers]
-        self._pairs = by_kind(sources, [torch.empty_like(source) for source in sources])
+        self._places = [module._buffers for module in modules]
+        self._named = [dict(place) for place in self._places]
+        self._buffers = _all_values(self._places)
+        sources = [_as_bits(local(buffer.detach())) for buffer in self._buffers if buffer is not None]
+        self._pairs = _by_kind(sources)
         self._devices = [device for device in devices if device.type not in ("cpu", "meta")]
         self.take()
 
@@ -50,35 +52,34 @@ class Snapshot:
 
     def restore(self) -> None:
         """Make everything as it was when the snapshot was taken."""
-        for where, name, buffer in self._buffers:
-            if where[name] is not buffer:
-                where[name] = buffer
+        if not self.fits():
+            for place, buffers in zip(self._places, self._named, strict=True):
+                place.update(buffers)
         for sources, values in self._pairs:
             torch._foreach_copy_(sources, values)
         torch.set_rng_state(self._cpu_rng)
         for device, state in zip(self._devices, self._device_rng, strict=False):
             torch.get_device_module(device).set_rng_state(state, device)
-        for module, training in zip(self._modules, self._modes, strict=True):
-            if module.training != training:
+        if [module.training for module in self._modules] != self._modes:
+            for module, training in zip(self._modules, self._modes, strict=True):
                 module.training = training
-        for param, trainable in zip(self._params, self._trainable, strict=True):
-            if param.requires_grad != trainable:
+        if [p.requires_grad for p in self._params] != self._trainable:
+            for param, trainable in zip(self._params, self._trainable, strict=True):
                 param.requires_grad_(trainable)
 
     def fits(self) -> bool:
-        """Whether the modules still have the buffers that this snapshot knows."""
-        count = sum(len(module._buffers) for module in self._modules)
-        known = all(where.get(name) is buffer for where, name, buffer in self._buffers)
-        return known and count == len(self._buffers)
+        """Whether the modules have the buffers that this snapshot knows, and no others."""
+        return same(_all_values(self._places), self._buffers)
 
 
 class Quiet:
     """Keeps one step's looks from disturbing anything: the state before the first look, and after it."""
 
     def __init__(self, model: nn.Module | None, params: list[Tensor]):
-        self._model = model
-        self._modules = _modules_of(model)
-        self._params = params
+        self._model, self._params = model, params
+        self._modules = [] if model is None else list(model.modules())
+        self._branches = [module._modules for module in self._modules]
+        self._children = _all_values(self._branches)  # as long as they are the same, so is the tree of modules
         self._devices = sorted({p.device for p in params}, key=str)
         self._sharded = [m for m in self._modules if isinstance(m, FSDPModule)]
         self._before = Snapshot(self._modules, self._devices)
@@ -95,8 +96,8 @@ class Quiet:
 
     def again(self, model: nn.Module | None, params: list[Tensor]) -> Quiet:
         """For the next step: this object, or a new one if model or parameters have changed."""
-        same = len(params) == len(self._params) and all(a is b for a, b in zip(params, self._params, strict=True))
-        if not (same and model is self._model and _modules_of(model) == self._modules and self._before.fits()):
+        same_model = model is self._model and same(_all_values(self._branches), self._children)
+        if not (same_model and same(params, self._params) and self._before.fits()):
             return Quiet(model, params)
         self._looked = False
         self._before.take()
@@ -106,10 +107,10 @@ class Quiet:
         """Before each extra look: as before the first one."""
         if not self._looked:
             self._looked = True
-            if self._after is None:
-                self._after = Snapshot(self._modules, self._devices)
-            else:
+            if self._after is not None and self._after.fits():
                 self._after.take()
+            else:
+                self._after = Snapshot(self._modules, self._devices)
             self._others_grads = [p.grad for p in self._others]
         for p in self._others:
             p.grad = None
@@ -201,16 +202,23 @@ def _recording(devices: Sequence[torch.device]) -> bool:
     return any(d.type == "cuda" for d in devices) and torch.cuda.is_current_stream_capturing()
 
 
-def _modules_of(model: nn.Module | None) -> list[nn.Module]:
-    """All modules, each once: what ``model.modules()`` gives, in a fraction of the time."""
-    found: dict[nn.Module, None] = {} if model is None else {model: None}
-    stack = list(found)
-    while stack:
-        for child in stack.pop()._modules.values():
-            if child is not None and child not in found:
-                found[child] = None
-                stack.append(child)
-    return list(found)
+def _all_values(dicts: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [value for each in dicts for value in each.values()]
+
+
+def _as_bits(tensor: Tensor) -> Tensor:
+    """The same memory seen as 32-bit integers, if it can be: statistics and counters are copied in one go."""
+    if tensor.dtype not in (torch.float32, torch.int64) or tensor.layout is not torch.strided or tensor.is_neg():
+        return tensor
+    return tensor.view(-1).view(torch.int32) if tensor.is_contiguous() else tensor
+
+
+def _by_kind(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Tensors, and room for their values, by dtype and device: what fused kernels want."""
+    kinds: dict[tuple, list[Tensor]] = {}
+    for t in tensors:
+        kinds.setdefault((t.dtype, t.device), []).append(t)
+    return [(kind, [torch.empty_like(t) for t in kind]) for kind in kinds.values()]
 
 
 def _autocast_dtype(device_type: str) -> torch.dtype | None:
