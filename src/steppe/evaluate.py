@@ -29,14 +29,14 @@ def evaluate(
     closures = _as_list(closures)
     total, calls_backward = None, None
     for closure in closures:
-        with distributed.no_sync(model) if closure is not closures[-1] else contextlib.nullcontext():
+        with contextlib.nullcontext() if closure is closures[-1] else distributed.no_sync(model):
             loss = _loss(closure)
             if calls_backward is None:
-                calls_backward = any([p.grad is not None for p in params])
+                calls_backward = bool([p for p in params if p.grad is not None])
             if not calls_backward:
                 _require_graph(loss)
                 (loss if scaler is None else scaler.scale(loss)).backward()
-        loss = loss.detach().reshape(())
+        loss = loss.detach() if loss.dim() == 0 else loss.detach().reshape(())
         total = loss if total is None else total + loss
     assert total is not None
     return total

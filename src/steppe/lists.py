@@ -79,8 +79,8 @@ def _add_at_once(targets: list[Tensor], tensors: list[Tensor], factor: Tensor) -
     if dtype is not torch.float32 and not (dtype is torch.float64 and factor.is_cpu):  # a GPU would read float32
         return targets, tensors
     fit = [
-        t.dtype is dtype and v.dtype is dtype and t.device == device and t.numel() == v.numel()
-        and t.stride() == v.stride() and (t.is_contiguous() or t.is_contiguous(memory_format=torch.channels_last))
+        t.dtype is dtype and v.dtype is dtype and t.device == device and t.shape == v.shape
+        and ((t.is_contiguous() and v.is_contiguous()) or (_channels_last(t) and _channels_last(v)))
         for t, v in zip(targets, tensors, strict=True)
     ]  # fmt: skip
     left: tuple[list[Tensor], list[Tensor]] = [], []
@@ -97,6 +97,10 @@ def _add_at_once(targets: list[Tensor], tensors: list[Tensor], factor: Tensor) -
 _PLAIN_SGD: Any = {
     "weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "is_first_step": False,
 }  # fmt: skip
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _alone(tensor: Tensor, factor: Number) -> bool:

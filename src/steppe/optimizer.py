@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -20,7 +19,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from . import checks, distributed
-from .draws import Draws, Generators, seed_of
+from .draws import Draws, Generators
 from .evaluate import Closures, evaluate, hessian_product
 from .memory import Store
 from .method import Context, Method
@@ -29,18 +28,7 @@ from .quiet import Quiet
 from .vector import Each, Space, Vector, same
 from .walk import Pass, Scale, Walk
 
-_STEP, _SEED = "steppe_step", "steppe_seed"  # keys in param_groups[0]: there they survive every kind of checkpoint
-
-
-@dataclass
-class Left:
-    """What a recorded step leaves behind on the Python side: see `SharpnessAware.left`."""
-
-    params: list[Tensor]
-    grads: list[Tensor | None]
-    pending: tuple[Space, Context] | None
-    metrics: dict[str, Any]
-    lrs: list[Any] | None
+STEP, SEED = "steppe_step", "steppe_seed"  # keys in param_groups[0]: there they survive every kind of checkpoint
 
 
 class SharpnessAware(Optimizer):
@@ -94,8 +82,8 @@ class SharpnessAware(Optimizer):
         Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
         for group in self.param_groups:
             checks.check_group(group)
-        self.param_groups[0].setdefault(_STEP, 0)
-        self.param_groups[0].setdefault(_SEED, seed)
+        self.param_groups[0].setdefault(STEP, 0)
+        self.param_groups[0].setdefault(SEED, seed)
 
     # The base owns parameter groups, state and defaults
 
@@ -117,7 +105,7 @@ class SharpnessAware(Optimizer):
     @property
     def steps(self) -> int:
         """Steps taken so far; a step that a GradScaler skipped does not count."""
-        return self.param_groups[0].setdefault(_STEP, 0)
+        return self.param_groups[0].setdefault(STEP, 0)
 
     # First half: look around, leave the direction in p.grad
 
@@ -235,7 +223,7 @@ class SharpnessAware(Optimizer):
             foreign = self._lr_set is not None and any(g["lr"] is not self._lr_set for g in self.param_groups)
             if foreign or any("initial_lr" in g for g in self.param_groups):  # the mark a scheduler leaves
                 raise RuntimeError(f"{self.method.name} sets the learning rate itself: remove the scheduler")
-        draws = Draws(space, group.setdefault(_SEED, 0), self.steps, self._generators)
+        draws = Draws(space, group.setdefault(SEED, 0), self.steps, self._generators)
         return Context(self.steps, group["lr"], space.live, draws, self._store.recall(space))
 
     def _leave(self, direction: Any, walk: Walk) -> None:
@@ -303,7 +291,7 @@ class SharpnessAware(Optimizer):
                 space.live().add_(-1.0 * (lr * ctx.wishes["aside"]))
         self._store.keep(space.params, ctx.remembered)
         self.metrics = ctx.metrics
-        self.param_groups[0][_STEP] = self.steps + 1
+        self.param_groups[0][STEP] = self.steps + 1
         checks.mark_used(space.params)
         return loss
 
@@ -332,45 +320,6 @@ class SharpnessAware(Optimizer):
             self._pending = None
             checks.mark_used(self._trainable())
 
-    # A step that is recorded once and replayed: see capture.py
-
-    def pin(self) -> None:
-        """From now on, keep what the method remembers where it is in memory: a recorded step reads it there."""
-        self._space()  # and with it the method's memory
-        self._store.pinned = True
-
-    def generators(self) -> list[torch.Generator]:
-        """Those that the method draws from, seeded for the coming step."""
-        seed = seed_of(self.param_groups[0].setdefault(_SEED, 0), self.steps)
-        return [generator.manual_seed(seed) for generator in self._generators.values()]
-
-    def draw_looks_from(self, states: list[torch.Generator]) -> None:
-        """While a step is recorded: the random state of each of its looks, in place of one that is put back."""
-        if self._quiet is not None:
-            self._quiet.spare = states
-
-    def left(self) -> Left:
-        """What a step, or its first half, has left behind on the Python side when it was recorded, not run."""
-        params = self._trainable()
-        if self._pending is None:
-            self.param_groups[0][_STEP] = self.steps - 1
-        lrs = [group["lr"] for group in self.param_groups] if "lr" in self.method.needs else None
-        return Left(params, [p.grad for p in params], self._pending, self.metrics, lrs)
-
-    def replayed(self, left: Left) -> None:
-        """The device has run the recorded step, or its first half, again: be as if it had been run here."""
-        for p, grad in zip(left.params, left.grads, strict=True):
-            p.grad = grad
-        if left.pending is not None:
-            self._pending = left.pending
-            return
-        if left.lrs is not None:
-            self._lr_set = left.lrs[0]
-            for group, lr in zip(self.param_groups, left.lrs, strict=True):
-                group["lr"] = lr
-        self.metrics = left.metrics
-        self.param_groups[0][_STEP] = self.steps + 1
-
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
@@ -396,17 +345,8 @@ class SharpnessAware(Optimizer):
         gone = ("step", "_opt_called")
         state = {k: v for k, v in self.__dict__.items() if k not in gone and not k.startswith("_optimizer_")}
         # A step under way belongs to this object alone; and a copy has another object for the learning rate.
-        return {
-            **state,
-            "_open": None,
-            "_quiet": None,
-            "_begun": False,
-            "_room": None,
-            "_generators": {},
-            "_space_before": None,
-            "_pending": None,
-            "_lr_set": None,
-        }
+        own = ("_open", "_quiet", "_room", "_space_before", "_pending", "_lr_set")
+        return {**state, **dict.fromkeys(own), "_begun": False, "_generators": {}}
 
     def __repr__(self) -> str:
         return f"SharpnessAware(method={self.method!r}, base={self.base!r})"

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 
 from .distributed import local
+from .precision import Precision
 from .vector import same
 
 
@@ -90,7 +90,7 @@ class Quiet:
         everyones = (p for m in self._modules for p in m._parameters.values() if p is not None)
         self._others = list({id(p): p for p in everyones if id(p) not in ours}.values())
         self._others_grads: list[Tensor | None] = []
-        self._autocast: torch.dtype | None = None
+        self.precision = Precision(model, self._modules, params)
         # While a CUDA graph is recorded: a random state for each look, all starting from where the first does.
         self.spare: list[torch.Generator] = []
 
@@ -142,28 +142,6 @@ class Quiet:
             p.grad = grad
 
     @contextlib.contextmanager
-    def noting_precision(self) -> Generator[None, None, None]:
-        """Around a look: find out in which precision the model computes, for `precision`."""
-        self._autocast = _autocast_dtype(self._params[0].device.type)
-        if self._model is None:
-            yield
-            return
-
-        def note(*_: object) -> None:
-            self._autocast = _autocast_dtype(self._params[0].device.type) or self._autocast
-
-        # Also inside, for a forward that enters autocast itself; but a hook inside would be compiled into the model.
-        watched = [self._model]
-        if not any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in self._modules):
-            watched += [m for m in self._modules if m._parameters]
-        hooks = [module.register_forward_pre_hook(note) for module in watched]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    @contextlib.contextmanager
     def single_example(self) -> Generator[None, None, None]:
         """Around a look at one example: batch norm uses its running statistics, for a batch of one has none."""
         norms = [m for m in self._modules if isinstance(m, _BatchNorm) and m.training]
@@ -174,22 +152,6 @@ class Quiet:
         finally:
             for module in norms:
                 module.training = True
-
-    def precision(self) -> str:
-        """The coarsest precision that gradients are computed in, by the name of a dtype (TF32 counts as float16)."""
-        dtypes = {p.dtype for p in self._params} | {self._autocast} - {None}
-        policies = [getattr(m._get_fsdp_state(), "_mp_policy", None) for m in self._sharded]
-        dtypes |= {getattr(policy, "param_dtype", None) for policy in policies} - {None}
-        for dtype in (torch.bfloat16, torch.float16):
-            if dtype in dtypes:
-                return str(dtype).removeprefix("torch.")
-        if torch.float32 not in dtypes:
-            return "float64"
-        convolves = self._model is None or any(isinstance(m, _ConvNd) for m in self._modules)
-        tf32 = self._params[0].is_cuda and (
-            torch.get_float32_matmul_precision() != "highest" or (convolves and torch.backends.cudnn.allow_tf32)
-        )
-        return "float16" if tf32 else "float32"
 
     def weights_moved(self) -> None:
         """Forget copies of the weights: autocast's low-precision ones, FSDP2's gathered ones."""
@@ -219,7 +181,3 @@ def _by_kind(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]
     for t in tensors:
         kinds.setdefault((t.dtype, t.device), []).append(t)
     return [(kind, [torch.empty_like(t) for t in kind]) for kind in kinds.values()]
-
-
-def _autocast_dtype(device_type: str) -> torch.dtype | None:
-    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None

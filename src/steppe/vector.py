@@ -41,22 +41,22 @@ class Space:
     ):
         self.params = list(params)
         self.perturbed, self.adaptive = _unless_all(perturbed), _unless_all(adaptive)
-        self._kinds = [(p.dtype, p.device) for p in self.params]
+        self._dtypes, self._devices = [p.dtype for p in self.params], [p.device for p in self.params]
         groups = [shard_groups(p) for p in self.params]
         self._shard_groups = groups if any(groups) else None
         self._sharded = any(local(p) is not p for p in self.params)
-        self._in_one_place = not any(groups) and len({p.device for p in self.params}) <= 1
+        self._in_one_place = not any(groups) and len(set(self._devices)) <= 1
 
     def __reduce__(self):  # process groups cannot be pickled; they follow from the parameters
         return Space, (self.params, self.perturbed, self.adaptive)
 
     def fits(self, params: list[Tensor], perturbed: Sequence[bool] | None, adaptive: Sequence[bool] | None) -> bool:
         """Whether a space made of these would be this one."""
-        flags = _unless_all(perturbed), _unless_all(adaptive)
         return (
             same(params, self.params)
-            and [(p.dtype, p.device) for p in params] == self._kinds
-            and flags == (self.perturbed, self.adaptive)
+            and [p.device for p in params] == self._devices
+            and [p.dtype for p in params] == self._dtypes
+            and (_unless_all(perturbed), _unless_all(adaptive)) == (self.perturbed, self.adaptive)
         )
 
     def pieces(self) -> list[Tensor]:
@@ -85,7 +85,7 @@ class Space:
     def wrap(self, vector: Vector) -> list[Tensor]:
         """One tensor per parameter, of the parameter's kind (shards become DTensors) and dtype."""
         tensors = vector.tensors
-        if [t.dtype for t in tensors] != [kind[0] for kind in self._kinds]:
+        if [t.dtype for t in tensors] != self._dtypes:
             tensors = [t.to(p.dtype) for t, p in zip(tensors, self.params, strict=True)]
         if self._sharded:
             tensors = [wrap_like(t, p) for t, p in zip(tensors, self.params, strict=True)]

@@ -118,7 +118,7 @@ class Walk:
         """What a look needs around it; most need nothing."""
         around = contextlib.ExitStack()
         if report.index == 0 and "hvp" in self.method.needs:
-            around.enter_context(self._quiet.noting_precision())
+            around.enter_context(self._quiet.precision.noting())
         if report.sample is not None:
             around.enter_context(self._quiet.single_example())
         if apart:
@@ -154,7 +154,7 @@ class Walk:
             return asks
         with torch.no_grad():
             w_norm = self._weights.perturbed().norm()
-        return by_difference(asks, w_norm, self._quiet.precision, self._hvp == "central")
+        return by_difference(asks, w_norm, self._quiet.precision.name, self._hvp == "central")
 
     def _answer(self, report: Pass) -> Any:
         """What the method is told about a look."""
@@ -173,8 +173,8 @@ class Walk:
         grads = [p.grad for p in self.space.params]
         self._clear_gradients()
         self.used = [used or grad is not None for used, grad in zip(self.used, grads, strict=True)]
-        shared = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if shared or any([g is not None and (g.requires_grad or g.layout is not torch.strided) for g in grads]):
+        unusual = [g for g in grads if g is not None and (g.requires_grad or g.layout is not torch.strided)]
+        if unusual or torch.distributed.is_initialized():
             grads = [None if grad is None else _own(grad) for grad in grads]
         vector = self.space.vector(grads)
         if self.scale is not None:
