@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
 Number = float | Tensor
 LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
 LARGE = 1 << 20  # entries of a tensor that is worth a kernel of its own
+SMALL = 1 << 18  # entries that make a tensor worth a reduction of its own
 
 
 def is_one(factor: Number) -> bool:
@@ -138,20 +140,34 @@ def _parts(tensors: list[Tensor], entries: int = 1 << 25) -> Iterator[slice]:
             start, count = stop, 0
 
 
-def dot(a: Sequence[Tensor], b: Sequence[Tensor], large: int = 1 << 18) -> Tensor:
-    """Inner product of tensor lists on one device: large tensors one by one, small ones strung together."""
-    parts: list[tuple[Tensor, Tensor]] = []
-    small: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for x, y in zip(a, b, strict=True):
-        if x.dtype in LOW_PRECISION or y.dtype in LOW_PRECISION:
-            x, y = x.float(), y.float()
-        if x.numel() >= large:
-            parts.append((x.reshape(-1), y.reshape(-1)))
-        else:
-            small[0].append(x.reshape(-1))
-            small[1].append(y.reshape(-1))
-    if small[0]:
-        strung = [pieces[0] if len(pieces) == 1 else torch.cat(pieces) for pieces in small]
-        parts.append((strung[0], strung[1]))
-    dots = [torch.dot(x, y) for x, y in parts]
+def norms(tensors: list[Tensor]) -> list[Tensor]:
+    """The Euclidean norm of each tensor, in float32 or better."""
+    accumulate = torch.float32 if _some_low(tensors) else None
+    return list(torch._foreach_norm(tensors, 2, dtype=accumulate))
+
+
+def norm(tensors: list[Tensor]) -> Tensor:
+    """Euclidean norm of a tensor list on one device."""
+    parts = norms(_strung(tensors))
+    return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
+
+
+def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
+    """Inner product of tensor lists on one device, in float32 or better."""
+    if _some_low(a) or _some_low(b):
+        a, b = [t.float() for t in a], [t.float() for t in b]
+    pairs = zip(_strung(a), _strung(b), strict=True)
+    dots = [torch.dot(x.reshape(-1), y.reshape(-1)) for x, y in pairs]
     return dots[0] if len(dots) == 1 else torch.stack(dots).sum()
+
+
+def _strung(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors, but small ones strung together: to reduce each by itself takes more time than to copy it."""
+    small = [t for t in tensors if t.numel() < SMALL]
+    if len(small) < 2:
+        return tensors
+    return [*(t for t in tensors if t.numel() >= SMALL), _flatten_dense_tensors(small)]
+
+
+def _some_low(tensors: list[Tensor]) -> bool:
+    return not LOW_PRECISION.isdisjoint([t.dtype for t in tensors])

@@ -11,7 +11,7 @@ no knowledge of layers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class Snapshot:
         sources = [_as_bits(local(buffer.detach())) for buffer in self._buffers if buffer is not None]
         self._pairs = _by_kind(sources)
         self._devices = [device for device in devices if device.type not in ("cpu", "meta")]
+        self._random_states = [_random_state(device) for device in (torch.device("cpu"), *self._devices)]
         self.take()
 
     def take(self) -> None:
@@ -45,10 +46,9 @@ class Snapshot:
         self._trainable = [p.requires_grad for p in self._params]
         for sources, values in self._pairs:
             torch._foreach_copy_(values, sources)
-        self._cpu_rng = torch.get_rng_state()
-        # A program that is being recorded has a random state for each look instead: see Quiet.spare.
-        known = not _recording(self._devices)
-        self._device_rng = [torch.get_device_module(d).get_rng_state(d) for d in self._devices] if known else []
+        # A program that is being recorded has, on its device, a random state for each look instead: see Quiet.spare.
+        known = self._random_states[:1] if _recording(self._devices) else self._random_states
+        self._random = [(write, read()) for read, write in known]
 
     def restore(self) -> None:
         """Make everything as it was when the snapshot was taken."""
@@ -57,9 +57,8 @@ class Snapshot:
                 place.update(buffers)
         for sources, values in self._pairs:
             torch._foreach_copy_(sources, values)
-        torch.set_rng_state(self._cpu_rng)
-        for device, state in zip(self._devices, self._device_rng, strict=False):
-            torch.get_device_module(device).set_rng_state(state, device)
+        for write, state in self._random:
+            write(state)
         if [module.training for module in self._modules] != self._modes:
             for module, training in zip(self._modules, self._modes, strict=True):
                 module.training = training
@@ -162,6 +161,15 @@ class Quiet:
 
 def _recording(devices: Sequence[torch.device]) -> bool:
     return any(d.type == "cuda" for d in devices) and torch.cuda.is_current_stream_capturing()
+
+
+def _random_state(device: torch.device) -> tuple[Callable[[], Tensor], Callable[[Tensor], Any]]:
+    """How to read and to write the state that a device draws from."""
+    if device.type not in ("cpu", "cuda"):
+        module = torch.get_device_module(device)
+        return lambda: module.get_rng_state(device), lambda state: module.set_rng_state(state, device)
+    generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
+    return generator.get_state, generator.set_state
 
 
 def _all_values(dicts: Sequence[Mapping[str, Any]]) -> list[Any]:

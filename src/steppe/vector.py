@@ -19,8 +19,9 @@ from operator import is_
 import torch
 from torch import Tensor
 
+from . import lists
 from .distributed import local, shard_groups, sum_over_shards, wrap_like
-from .lists import LOW_PRECISION, Number, add_scaled, dot, is_one, multiplied_out, times
+from .lists import Number, is_one, multiplied_out, times
 
 TINY = 1e-12  # guards every division by a norm
 _MOST_TERMS = 4  # that a vector keeps apart before it multiplies them out
@@ -91,11 +92,11 @@ class Space:
             tensors = [wrap_like(t, p) for t, p in zip(tensors, self.params, strict=True)]
         return tensors
 
-    def dot(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    def dot(self, a: list[Tensor], b: list[Tensor]) -> Tensor:
         """Inner product of two tensor lists."""
         if self._in_one_place:
-            return dot(a, b)
-        return self.total([dot([x], [y]) for x, y in zip(a, b, strict=True)])
+            return lists.dot(a, b)
+        return self.total([lists.dot([x], [y]) for x, y in zip(a, b, strict=True)])
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         """Sum of one number per parameter, over devices, shards and the ranks that hold them."""
@@ -244,12 +245,10 @@ class Vector:
         """Euclidean norm, over all parameters, devices and shards. Computed once."""
         if self._norm is None:
             factor, tensors = self._scaled()
-            accumulate = None if LOW_PRECISION.isdisjoint([t.dtype for t in tensors]) else torch.float32
-            norms = torch._foreach_norm(tensors, 2, dtype=accumulate)
             if self.space._in_one_place:
-                norm = torch.linalg.vector_norm(torch.stack(norms))
+                norm = lists.norm(tensors)
             else:
-                norm = self.space.total([n.square() for n in norms]).sqrt()
+                norm = self.space.total([n.square() for n in lists.norms(tensors)]).sqrt()
             self._norm = norm if is_one(factor) else norm * abs(factor)
         return self._norm
 
@@ -268,7 +267,7 @@ class Vector:
         """Become start + offset, without room for a third vector."""
         mine, self._norm = self.tensors, None
         factor, theirs = offset._scaled()
-        add_scaled(mine, start.tensors, theirs, factor)
+        lists.add_scaled(mine, start.tensors, theirs, factor)
 
     def mul_(self, factor: Tensor) -> None:
         """Multiply the entries by a number."""
