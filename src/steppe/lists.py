@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import compress
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,14 +90,12 @@ def _add_at_once(targets: list[Tensor], tensors: list[Tensor], factor: Tensor) -
         left = list(compress(targets, misfit)), list(compress(tensors, misfit))
         targets, tensors = list(compress(targets, fit)), list(compress(tensors, fit))
     if targets:
-        torch._fused_sgd_(targets, tensors, [], lr=factor, maximize=True, **_PLAIN_SGD)
-        torch.autograd.graph.increment_version(targets)  # it does not tell autograd that they have changed
+        torch._fused_sgd_(
+            targets, tensors, [], lr=factor, maximize=True,
+            momentum=0.0, dampening=0.0, nesterov=False, weight_decay=0.0, is_first_step=False,
+        )  # fmt: skip
+        torch.autograd.graph.increment_version(targets)  # the kernel does not tell autograd that they have changed
     return left
-
-
-_PLAIN_SGD: Any = {
-    "weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "is_first_step": False,
-}  # fmt: skip
 
 
 def _channels_last(tensor: Tensor) -> bool:
@@ -148,7 +145,10 @@ def norms(tensors: list[Tensor]) -> list[Tensor]:
 
 def norm(tensors: list[Tensor]) -> Tensor:
     """Euclidean norm of a tensor list on one device."""
-    parts = norms(_strung(tensors))
+    large, small = _by_size(tensors)
+    parts = norms(large) if large else []
+    for part in _parts(small):
+        parts += norms([_flatten_dense_tensors(small[part])])
     return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
 
 
@@ -156,17 +156,17 @@ def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
     """Inner product of tensor lists on one device, in float32 or better."""
     if _some_low(a) or _some_low(b):
         a, b = [t.float() for t in a], [t.float() for t in b]
-    pairs = zip(_strung(a), _strung(b), strict=True)
-    dots = [torch.dot(x.reshape(-1), y.reshape(-1)) for x, y in pairs]
+    (large, small), (their_large, their_small) = _by_size(a), _by_size(b)
+    dots = [torch.dot(x.reshape(-1), y.reshape(-1)) for x, y in zip(large, their_large, strict=True)]
+    for part in _parts(small):
+        dots.append(torch.dot(_flatten_dense_tensors(small[part]), _flatten_dense_tensors(their_small[part])))
     return dots[0] if len(dots) == 1 else torch.stack(dots).sum()
 
 
-def _strung(tensors: list[Tensor]) -> list[Tensor]:
-    """The tensors, but small ones strung together: to reduce each by itself takes more time than to copy it."""
+def _by_size(tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Large tensors, and small ones: to reduce each of these by itself takes longer than to string them together."""
     small = [t for t in tensors if t.numel() < SMALL]
-    if len(small) < 2:
-        return tensors
-    return [*(t for t in tensors if t.numel() >= SMALL), _flatten_dense_tensors(small)]
+    return [t for t in tensors if t.numel() >= SMALL] if len(small) < len(tensors) else [], small
 
 
 def _some_low(tensors: list[Tensor]) -> bool:
