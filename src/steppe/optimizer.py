@@ -202,7 +202,7 @@ class SharpnessAware(Optimizer):
 
     def _run(self, space: Space, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
         """One step's looks, and what they led to."""
-        walk = self._walk(space, None if scaler is None else Scale(scaler, space.zero().device), first_done)
+        walk = self._walk(space, None if scaler is None else Scale(scaler, space.pieces()[0].device), first_done)
         direction = yield from walk.passes(first_done)
         if walk.home is not None:
             self._room = walk.home
