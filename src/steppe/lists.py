@@ -12,7 +12,7 @@ from torch._utils import _flatten_dense_tensors
 Number = float | Tensor
 LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
 LARGE = 1 << 20  # entries of a tensor that is worth a kernel of its own
-SMALL = 1 << 18  # entries that make a tensor worth a reduction of its own
+SMALL = 1 << 18  # a tensor with fewer entries is reduced together with others
 
 
 def is_one(factor: Number) -> bool:
