@@ -239,7 +239,7 @@ def test_memory_keeps_its_own_precision():
     with pytest.warns(UserWarning, match="half-precision"):
         opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), Remembering(), model)
     params = list(model.parameters())
-    opt._store.recall(opt.method, opt._space())
+    opt._store.prepare(opt.method, opt._space())
     opt._store.keep(params, {"m": steppe.Vector([torch.full(p.shape, 1 + 2**-20) for p in params])})
     opt.load_state_dict(opt.state_dict())
     assert opt.state_dict()["state"][0]["steppe.m"][0, 0] == 1 + 2**-20

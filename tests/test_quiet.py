@@ -61,6 +61,68 @@ def test_a_buffer_that_forward_replaces_is_put_back():
     assert model.calls == 3
 
 
+def test_a_buffer_that_forward_replaces_now_and_then_is_put_back():
+    """What is known of the buffers after the first look of the step before need not hold in this one."""
+
+    class Growing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 10)
+            self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("last", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == 3:
+                self.last, self.calls = x[0, 0].detach(), self.calls + 10
+            return self.linear(x)
+
+    model = seeded(Growing)
+    opt = SharpnessAware(frozen(model), steppe.CRSAM(), model)
+    data = problems.steps(4)
+    for d in data:
+        by_closure(opt, model, d)
+    assert model.calls == 14 and model.last == data[2].main[0][0, 0]
+
+
+def test_buffers_of_all_kinds_are_put_back_to_the_bit():
+    class Kinds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 10)
+            self.register_buffer("count", torch.tensor(2**40))
+            self.register_buffer("nan", torch.tensor([0x7FA00001], dtype=torch.int32).view(torch.float32))
+            self.register_buffer("gaps", torch.arange(6.0).reshape(2, 3)[:, ::2])
+            self.register_buffer("flags", torch.tensor([True, False]))
+            self.register_buffer("coarse", torch.ones(2, dtype=torch.bfloat16))
+            self.register_buffer("fine", torch.ones(2, dtype=torch.float64))
+            self.register_buffer("empty", torch.empty(0))
+
+        def forward(self, x):
+            self.count += 2**33
+            self.nan.zero_()
+            self.gaps += 1
+            self.flags.logical_not_()
+            self.coarse *= 2
+            self.fine += 1e-12
+            return self.linear(x)
+
+    def bits(model):
+        return {name: b.contiguous().view(-1).view(torch.uint8).tolist() for name, b in model.named_buffers()}
+
+    model = seeded(Kinds)
+    opt = SharpnessAware(frozen(model), SAM(), model)
+    (d,) = problems.steps(1)
+    seen = []
+    for look in opt.passes():
+        seen.append(bits(model))
+        problems.loss(model, d.main).backward()
+        if look.index == 0:
+            after = bits(model)
+    assert seen[0] == seen[1] != after
+    assert bits(model) == after
+
+
 def test_modules_that_come_later_are_looked_after_too():
     model = seeded(lambda: nn.Sequential(nn.Linear(64, 10)))
     opt = SharpnessAware(frozen(model), SAM(), model)

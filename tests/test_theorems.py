@@ -23,8 +23,10 @@ import reference
 import steppe
 from steppe import ASAM, GAM, GNAM, GSAM, SAM, SASAM, SASGD, DetSAM, FrobSAM, ProductSAM, TraceSAM, UniversalSAM
 from steppe.draws import Draws
-from steppe.method import HVP, Context, Seen, drive, linear_in_lr
+from steppe.method import HVP, Context, Seen
 from steppe.methods.gam import transformation
+from steppe.schedules import linear_in_lr
+from steppe.trying import drive
 from steppe.vector import Vector
 
 DOUBLE = torch.float64

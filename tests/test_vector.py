@@ -97,6 +97,49 @@ def test_add_in_place(factor, dtype):
     torch.testing.assert_close(flat(a), expected, rtol=1e-6, atol=1e-7)
 
 
+def test_add_in_place_whatever_lies_how_in_memory():
+    """One kernel walks through memory as it comes: it may have only what is laid out alike, and without gaps."""
+    image = torch.arange(24.0).reshape(1, 2, 3, 4)
+    turned = image.contiguous(memory_format=torch.channels_last)
+    layouts = [
+        (torch.ones(3, 2), torch.arange(6.0).reshape(3, 2)),
+        (torch.ones(2, 3).T, torch.arange(6.0).reshape(3, 2)),
+        (torch.ones(2, 3).T, torch.arange(6.0).reshape(2, 3).T),
+        (torch.ones(3, 4)[:, :2], torch.arange(12.0).reshape(3, 4)[:, :2]),
+        (torch.ones(3, 2), torch.tensor(2.0).expand(3, 2)),
+        (torch.ones_like(image), turned),
+        (torch.ones_like(turned), image),
+        (torch.ones_like(turned), turned),
+        (torch.ones(3, dtype=torch.float64), torch.arange(3.0, dtype=torch.float64)),
+        (torch.ones(3, dtype=torch.bfloat16), torch.arange(3.0).bfloat16()),
+    ]
+    wholes = [target._base if target._base is not None else target for target, _ in layouts]
+    expected = [target + 0.5 * offset for target, offset in layouts]
+    sums = [whole.sum() + (e - t).sum() for whole, e, (t, _) in zip(wholes, expected, layouts, strict=True)]
+    versions = [target._version for target, _ in layouts]
+    weights = Vector([target for target, _ in layouts])
+    weights.add_(torch.tensor(0.5) * Vector([offset for _, offset in layouts], weights.space))
+    for target, value in zip(weights.tensors, expected, strict=True):
+        assert torch.equal(target, value)
+    assert [whole.sum() for whole in wholes] == sums  # what lies between the entries is left alone
+    assert all(new.grad_fn is None and new._version > old for new, old in zip(weights.tensors, versions, strict=True))
+
+
+def test_an_offset_of_another_shape_is_refused():
+    weights = Vector([torch.zeros(2, 3)])
+    with pytest.raises(RuntimeError, match="size"):
+        weights.add_(torch.tensor(0.5) * Vector([torch.zeros(3, 2)], weights.space))
+
+
+@pytest.mark.parametrize("size", [1 << 10, (1 << 18) + 1])
+def test_reductions_of_small_and_large_tensors(size):
+    """Small ones are strung together: nothing is lost or counted twice."""
+    tensors = [torch.full((size,), 2.0), torch.full((3, 1), 3.0), torch.empty(0), torch.full((2, 2), 4.0).T]
+    v = Vector(tensors)
+    assert v @ v == 4 * size + 27 + 64
+    torch.testing.assert_close(v.norm(), torch.tensor(4.0 * size + 27 + 64).sqrt())
+
+
 def test_a_long_sum_holds_only_itself():
     """A walk that adds a vector at each step must not keep every vector it ever saw."""
     space = Space([torch.zeros(3)])

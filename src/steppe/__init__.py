@@ -16,8 +16,6 @@ from .method import (
     Seen,
     adaptive_ascent,
     ascent,
-    drive,
-    linear_in_lr,
     reusing,
 )  # fmt: skip
 from .methods import (
@@ -47,6 +45,8 @@ from .methods import (
     method_names,
 )  # fmt: skip
 from .optimizer import SharpnessAware, wrap
+from .schedules import linear_in_lr
+from .trying import drive
 from .vector import Space, Vector, reject, unit
 from .walk import Pass
 

@@ -27,7 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW
 
 from .method import Method
-from .optimizer import Left, SharpnessAware
+from .optimizer import SharpnessAware
+from .recorded import Left, draw_looks_from, generators, pin
 from .replay import uncollected
 from .vector import Space
 
@@ -204,17 +205,17 @@ class Captured:
         """Record a step without running it. None, and a warning, if that is impossible."""
         opt, generator, graph = self._opt, self._generator(), torch.cuda.CUDAGraph()
         opt.zero_grad()
-        opt.pin()
+        pin(opt)
         self._live = _Live(opt, self._method, self._whole) if self._live is None else self._live
         inputs = tuple(t.to(generator.device, copy=True) for t in (*batch, *other))
         masks = [generator.clone_state() for _ in range(kind.looks)] if kind.draws else []
-        for state in (*masks, *opt.generators()):
+        for state in (*masks, *generators(opt)):
             graph.register_generator_state(state)
         own = generator.graphsafe_get_state()
         try:
             if masks:
                 generator.graphsafe_set_state(masks[0])
-            opt.draw_looks_from(list(masks))
+            draw_looks_from(opt, list(masks))
             # A stream of its own: cuBLAS has one workspace a stream, which programs that run at the same time must
             # not share. (Sharing it, split sums have been seen to wait for each other for ever.)
             self._stream = self._stream or torch.cuda.Stream(generator.device)
@@ -225,10 +226,10 @@ class Captured:
         except Exception as error:
             return self._give_up(error)
         finally:
-            opt.draw_looks_from([])
+            draw_looks_from(opt, [])
             generator.graphsafe_set_state(own)
         self._pool = graph.pool()
-        return _Recorded(graph, inputs, loss, opt.left(), masks)
+        return _Recorded(graph, inputs, loss, Left.by(opt), masks)
 
     def _give_up(self, error: Exception) -> None:
         torch.cuda.synchronize()
@@ -244,7 +245,7 @@ class Captured:
         torch._foreach_copy_(list(recorded.inputs), list(batch), non_blocking=True)
         assert self._live is not None
         self._live.refresh()
-        self._opt.generators()
+        generators(self._opt)
         if recorded.masks:
             generator = self._generator()
             now = generator.get_state()
@@ -253,7 +254,7 @@ class Captured:
         recorded.graph.replay()
         if recorded.masks:
             self._generator().set_state(recorded.masks[0].get_state())
-        self._opt.replayed(recorded.left)
+        recorded.left.give_to(self._opt)
         if not self._whole:
             self._step()
         return recorded.loss.clone()  # the next replay writes over it

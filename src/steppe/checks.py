@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
+from .distributed import local as local_part
 from .method import Method
-from .vector import local as local_part
 
 
 def check_settings(base: Any, method: Any, model: nn.Module | None, local: bool, hvp: str, own: type) -> None:
@@ -47,14 +47,15 @@ def check_group(group: dict[str, Any]) -> None:
 def mark_used(params: list[Tensor]) -> None:
     """Remember that a step has used these gradients, as they are now."""
     for p in params:
-        if p.grad is not None:
-            p.grad.used_at_version = p.grad._version  # pyright: ignore[reportAttributeAccessIssue]
+        grad = p.grad
+        if grad is not None:
+            grad.used_at_version = grad._version  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def refuse_leftover_gradients(params: list[Tensor]) -> None:
     """Gradients of an unfinished accumulation would be lost silently; those of the last step are used up."""
-    grads = [p.grad for p in params if p.grad is not None]
-    if any(getattr(g, "used_at_version", None) != g._version and bool(local_part(g).any()) for g in grads):
+    fresh = [g for p in params if (g := p.grad) is not None and getattr(g, "used_at_version", None) != g._version]
+    if any(local_part(g).any() for g in fresh):
         raise RuntimeError(
             "parameters hold gradients that no step has used, and looking around would drop them. To "
             "accumulate, loop over the micro-batches inside the closure or the passes() body, or give a "

@@ -1,4 +1,4 @@
-"""What replicas must agree on."""
+"""What a process holds of a tensor, and what replicas must agree on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,43 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor: its shard when it is a DTensor, itself otherwise."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def wrap_like(tensor: Tensor, param: Tensor) -> Tensor:
+    """A local tensor as the same kind of tensor as a parameter: a shard becomes a DTensor."""
+    if not isinstance(param, DTensor):
+        return tensor
+    mesh, placements = param.device_mesh, param.placements
+    return DTensor.from_local(tensor, mesh, placements, run_check=False, shape=param.shape, stride=param.stride())
+
+
+def shard_groups(param: Tensor) -> tuple:
+    """The process groups whose ranks hold the other pieces of a parameter."""
+    if not isinstance(param, DTensor):
+        return ()
+    placements = enumerate(param.placements)
+    return tuple(param.device_mesh.get_group(dim) for dim, p in placements if not p.is_replicate())
+
+
+def sum_over_shards(parts: Sequence[Tensor], groups: Sequence[tuple]) -> Tensor:
+    """Sum of one number per parameter, over all ranks that hold pieces of it."""
+    by_groups: dict[tuple, list[Tensor]] = {}
+    for part, holders in zip(parts, groups, strict=True):
+        by_groups.setdefault(holders, []).append(part)
+    sums = []
+    for holders, members in by_groups.items():  # one entry unless shardings differ: one all-reduce
+        partial = torch.stack(members).sum()
+        for group in holders:
+            torch.distributed.all_reduce(partial, group=group)
+        sums.append(partial)
+    return torch.stack(sums).sum()
 
 
 def average_(tensors: Sequence[Tensor], model: nn.Module | None) -> None:

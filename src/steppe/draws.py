@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from .vector import Space, Vector, local, unit
+from .distributed import local
+from .vector import Space, Vector, unit
 
 Generators = dict[torch.device, torch.Generator]  # one a device, seeded anew in every step
 

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 from . import distributed
-from .vector import Vector, local
+from .vector import Vector
 
 if TYPE_CHECKING:
     from .walk import Pass
@@ -29,14 +29,14 @@ def evaluate(
     closures = _as_list(closures)
     total, calls_backward = None, None
     for closure in closures:
-        with distributed.no_sync(model) if closure is not closures[-1] else contextlib.nullcontext():
+        with contextlib.nullcontext() if closure is closures[-1] else distributed.no_sync(model):
             loss = _loss(closure)
             if calls_backward is None:
-                calls_backward = any(p.grad is not None for p in params)
+                calls_backward = bool([p for p in params if p.grad is not None])
             if not calls_backward:
                 _require_graph(loss)
                 (loss if scaler is None else scaler.scale(loss)).backward()
-        loss = loss.detach().reshape(())
+        loss = loss.detach() if loss.dim() == 0 else loss.detach().reshape(())
         total = loss if total is None else total + loss
     assert total is not None
     return total
@@ -46,7 +46,7 @@ def hessian_product(closures: Closures, look: Pass, params: Sequence[Tensor], mo
     """Replace the vector of a look's product by the Hessian times it, with double backward."""
     assert look.product is not None
     vector = look.product.vector
-    if any(local(p) is not p for p in params):
+    if any(distributed.local(p) is not p for p in params):
         raise RuntimeError(
             'hvp="exact" is impossible under FSDP2, which does not support double backward: use "central"'
         )

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import compress
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
 Number = float | Tensor
-LOW_PRECISION = (torch.float16, torch.bfloat16)
+LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
 LARGE = 1 << 20  # entries of a tensor that is worth a kernel of its own
-
-
-def by_kind(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Two tensor lists, split by dtype and device: what fused kernels want."""
-    kinds: dict[tuple, tuple[list[Tensor], list[Tensor]]] = {}
-    for a, b in zip(first, second, strict=True):
-        pair = kinds.setdefault((a.dtype, a.device), ([], []))
-        pair[0].append(a)
-        pair[1].append(b)
-    return list(kinds.values())
+SMALL = 1 << 18  # a tensor with fewer entries is reduced together with others
 
 
 def is_one(factor: Number) -> bool:
@@ -48,18 +41,16 @@ def multiplied_out(terms: list[tuple[Number, list[Tensor]]], factor: Number) -> 
     return _scaled(total, factor, in_place=True)
 
 
-def _alone(tensor: Tensor, factor: Number) -> bool:
-    if isinstance(factor, Tensor) and (factor.dtype != tensor.dtype or factor.device != tensor.device):
-        return False
-    return tensor.is_cpu or tensor.numel() >= LARGE
-
-
 def add_scaled(targets: list[Tensor], sources: list[Tensor], tensors: list[Tensor], factor: Number) -> None:
-    """targets = sources + factor · tensors, without room for more. Targets and sources may be the same.
+    """targets = sources + factor · tensors, without room for more. Targets and sources may be the same list.
 
-    Large tensors, and all on a CPU, go one by one, in one pass over memory; small ones on a GPU together, in a few
-    kernels.
+    In place it takes one kernel. Otherwise large tensors, and all on a CPU, go one by one, in one pass over memory;
+    small ones on a GPU together, in a few kernels.
     """
+    in_place = targets is sources
+    if in_place and isinstance(factor, Tensor):
+        targets, tensors = _add_at_once(targets, tensors, factor)
+        sources = targets
     together: list[int] = []
     for i, (target, source, tensor) in enumerate(zip(targets, sources, tensors, strict=True)):
         if not _alone(tensor, factor):
@@ -71,13 +62,50 @@ def add_scaled(targets: list[Tensor], sources: list[Tensor], tensors: list[Tenso
     if not together:
         return
     targets, sources, tensors = ([list_[i] for i in together] for list_ in (targets, sources, tensors))
-    if any(a is not b for a, b in zip(targets, sources, strict=True)):
+    if not in_place:
         torch._foreach_copy_(targets, sources)
     if not isinstance(factor, Tensor):
         torch._foreach_add_(targets, tensors, alpha=factor)
         return
     for part in _parts(tensors):
         torch._foreach_add_(targets[part], _scaled(tensors[part], factor))
+
+
+def _add_at_once(targets: list[Tensor], tensors: list[Tensor], factor: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Add factor · tensors where they lie in memory as the targets do; return what is left to add.
+
+    The kernel is that of a fused SGD step: the only one for tensor lists that takes its factor from the device.
+    """
+    dtype, device = factor.dtype, factor.device
+    if dtype is not torch.float32 and not (dtype is torch.float64 and factor.is_cpu):  # a GPU would read float32
+        return targets, tensors
+    fit = [
+        t.dtype is dtype and v.dtype is dtype and t.device == device and t.shape == v.shape
+        and ((t.is_contiguous() and v.is_contiguous()) or (_channels_last(t) and _channels_last(v)))
+        for t, v in zip(targets, tensors, strict=True)
+    ]  # fmt: skip
+    left: tuple[list[Tensor], list[Tensor]] = [], []
+    if not all(fit):
+        misfit = [not fits for fits in fit]
+        left = list(compress(targets, misfit)), list(compress(tensors, misfit))
+        targets, tensors = list(compress(targets, fit)), list(compress(tensors, fit))
+    if targets:
+        torch._fused_sgd_(
+            targets, tensors, [], lr=factor, maximize=True,
+            momentum=0.0, dampening=0.0, nesterov=False, weight_decay=0.0, is_first_step=False,
+        )  # fmt: skip
+        torch.autograd.graph.increment_version(targets)  # the kernel does not tell autograd that they have changed
+    return left
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def _alone(tensor: Tensor, factor: Number) -> bool:
+    if isinstance(factor, Tensor) and (factor.dtype != tensor.dtype or factor.device != tensor.device):
+        return False
+    return tensor.is_cpu or tensor.numel() >= LARGE
 
 
 def _scaled(tensors: list[Tensor], factor: Number, fresh: bool = False, in_place: bool = False) -> list[Tensor]:
@@ -109,20 +137,37 @@ def _parts(tensors: list[Tensor], entries: int = 1 << 25) -> Iterator[slice]:
             start, count = stop, 0
 
 
-def dot(a: Sequence[Tensor], b: Sequence[Tensor], large: int = 1 << 18) -> Tensor:
-    """Inner product of tensor lists on one device: large tensors one by one, small ones strung together."""
-    parts: list[tuple[Tensor, Tensor]] = []
-    small: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for x, y in zip(a, b, strict=True):
-        if x.dtype in LOW_PRECISION or y.dtype in LOW_PRECISION:
-            x, y = x.float(), y.float()
-        if x.numel() >= large:
-            parts.append((x.reshape(-1), y.reshape(-1)))
-        else:
-            small[0].append(x.reshape(-1))
-            small[1].append(y.reshape(-1))
-    if small[0]:
-        strung = [pieces[0] if len(pieces) == 1 else torch.cat(pieces) for pieces in small]
-        parts.append((strung[0], strung[1]))
-    dots = [torch.dot(x, y) for x, y in parts]
+def norms(tensors: list[Tensor]) -> list[Tensor]:
+    """The Euclidean norm of each tensor, in float32 or better."""
+    accumulate = torch.float32 if _some_low(tensors) else None
+    return list(torch._foreach_norm(tensors, 2, dtype=accumulate))
+
+
+def norm(tensors: list[Tensor]) -> Tensor:
+    """Euclidean norm of a tensor list on one device."""
+    large, small = _by_size(tensors)
+    parts = norms(large) if large else []
+    for part in _parts(small):
+        parts += norms([_flatten_dense_tensors(small[part])])
+    return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
+
+
+def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
+    """Inner product of tensor lists on one device, in float32 or better."""
+    if _some_low(a) or _some_low(b):
+        a, b = [t.float() for t in a], [t.float() for t in b]
+    (large, small), (their_large, their_small) = _by_size(a), _by_size(b)
+    dots = [torch.dot(x.reshape(-1), y.reshape(-1)) for x, y in zip(large, their_large, strict=True)]
+    for part in _parts(small):
+        dots.append(torch.dot(_flatten_dense_tensors(small[part]), _flatten_dense_tensors(their_small[part])))
     return dots[0] if len(dots) == 1 else torch.stack(dots).sum()
+
+
+def _by_size(tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Large tensors, and small ones: to reduce each of these by itself takes longer than to string them together."""
+    small = [t for t in tensors if t.numel() < SMALL]
+    return [t for t in tensors if t.numel() >= SMALL] if len(small) < len(tensors) else [], small
+
+
+def _some_low(tensors: list[Tensor]) -> bool:
+    return not LOW_PRECISION.isdisjoint([t.dtype for t in tensors])

@@ -15,8 +15,9 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from .distributed import local, wrap_like
 from .method import Memory, Method
-from .vector import Space, Vector, local, wrap_like
+from .vector import Space, Vector
 
 _VECTOR, _OTHER = "steppe.", "steppe_shared."  # prefixes in state_dict
 
@@ -29,17 +30,19 @@ class Store:
         self._vectors: dict[Tensor, dict[str, Tensor]] = {}  # parameter -> name -> local tensor
         self._others: dict[str, Tensor] = {}
 
-    def recall(self, method: Method, space: Space) -> Memory:
-        """All that is remembered: made where it is missing, moved to where the parameters are."""
-        if any(p not in self._vectors for p in space.params):
-            for p in space.params:
-                self._vectors.setdefault(p, {})
-            for name, value in method.memory(space).items():
-                if isinstance(value, Vector):
-                    for p, t in zip(space.params, value.tensors, strict=True):
-                        self._vectors[p].setdefault(name, t)
-                else:
-                    self._others.setdefault(name, value.clone())  # loading writes into them: no two may be one
+    def prepare(self, method: Method, space: Space) -> None:
+        """Make what is missing of a method's memory."""
+        for p in space.params:
+            self._vectors.setdefault(p, {})
+        for name, value in method.memory(space).items():
+            if isinstance(value, Vector):
+                for p, t in zip(space.params, value.tensors, strict=True):
+                    self._vectors[p].setdefault(name, t)
+            else:
+                self._others.setdefault(name, value.clone())  # loading writes into them: no two may be one
+
+    def recall(self, space: Space) -> Memory:
+        """All that is remembered, moved to where the parameters are."""
         memory: Memory = dict(self._others)
         for name in self._vectors[space.params[0]]:
             memory[name] = Vector([self._vectors[p][name].to(local(p).device) for p in space.params], space)

@@ -20,6 +20,7 @@ dataclass whose fields are its hyperparameters and whose `looks` reads like its 
 Because methods use arithmetic alone, `drive` runs one on any gradient function, without a model:
 
 >>> import torch
+>>> from steppe import drive
 >>> w = torch.tensor([1.0, 2.0], dtype=torch.float64)
 >>> drive(TwoSided(rho=0.1), lambda w: w**3, w)
 tensor([1.0005, 8.0591], dtype=torch.float64)
@@ -230,58 +231,3 @@ def reusing(here: Seen, looks: Looks) -> Looks:
             ask = looks.send(here if ask == HERE else (yield ask))
     except StopIteration as end:
         return end.value
-
-
-def linear_in_lr(rho_max: float, rho_min: float, lr_max: float, lr_min: float = 0.0) -> Schedule:
-    """ρ_t of GSAM: between ρ_min and ρ_max as the learning rate is between lr_min and lr_max, and never outside.
-
-    >>> rho = linear_in_lr(rho_max=0.6, rho_min=0.2, lr_max=1.0, lr_min=0.0)
-    >>> rho(0, 1.0), rho(0, 0.5), rho(0, 1e9)
-    (0.6, 0.4, 0.6)
-    """
-    if not (0 <= rho_min <= rho_max and lr_min <= lr_max):
-        raise ValueError("linear_in_lr needs 0 <= rho_min <= rho_max and lr_min <= lr_max")
-    return LinearInLR(rho_max, rho_min, lr_max, lr_min)
-
-
-@dataclass(frozen=True)
-class LinearInLR:
-    """See `linear_in_lr`. A class, so that a method that holds one can be pickled and printed."""
-
-    rho_max: float
-    rho_min: float
-    lr_max: float
-    lr_min: float
-
-    def __call__(self, step: int, lr: Any) -> Any:
-        """The value at a learning rate."""
-        if self.lr_max == self.lr_min:
-            return self.rho_max
-        share = (lr - self.lr_min) / (self.lr_max - self.lr_min)
-        share = share.clamp(0, 1) if isinstance(share, Tensor) else min(max(share, 0.0), 1.0)
-        return self.rho_min + (self.rho_max - self.rho_min) * share
-
-
-def drive(
-    method: Method,
-    gradient: Callable[[Tensor], Tensor],
-    w: Tensor,
-    ctx: Context | None = None,
-    loss: Callable[[Tensor], Tensor] | None = None,
-) -> Tensor:
-    """Run one step of a method on a gradient function of one tensor: for tests and for trying an idea."""
-    from .difference import by_difference  # it knows methods' requests, so it cannot be known here earlier
-
-    weights = Vector([w])
-    if ctx is None:
-        space = weights.space
-        ctx = Context(0, 1.0, lambda: weights, Draws(space, seed=0, step=0), method.memory(space))
-    asks = by_difference(method.at(ctx.step, ctx.lr).looks(ctx), weights.norm())
-    look = next(asks)
-    while True:
-        at = w if look.offset is None else w + look.offset.tensors[0]
-        ctx.losses.append(None if loss is None else loss(at))
-        try:
-            look = asks.send(Seen(Vector([gradient(at)], weights.space), ctx.losses[-1]))
-        except StopIteration as end:
-            return end.value.tensors[0]

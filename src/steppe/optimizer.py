@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -20,27 +19,16 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from . import checks, distributed
-from .draws import Draws, Generators, seed_of
+from .draws import Draws, Generators
 from .evaluate import Closures, evaluate, hessian_product
 from .memory import Store
 from .method import Context, Method
 from .methods import by_name
 from .quiet import Quiet
-from .vector import Each, Space, Vector, local
+from .vector import Each, Space, Vector, same
 from .walk import Pass, Scale, Walk
 
-_STEP, _SEED = "steppe_step", "steppe_seed"  # keys in param_groups[0]: there they survive every kind of checkpoint
-
-
-@dataclass
-class Left:
-    """What a recorded step leaves behind on the Python side: see `SharpnessAware.left`."""
-
-    params: list[Tensor]
-    grads: list[Tensor | None]
-    pending: tuple[Space, Context] | None
-    metrics: dict[str, Any]
-    lrs: list[Any] | None
+STEP, SEED = "steppe_step", "steppe_seed"  # keys in param_groups[0]: there they survive every kind of checkpoint
 
 
 class SharpnessAware(Optimizer):
@@ -94,8 +82,8 @@ class SharpnessAware(Optimizer):
         Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
         for group in self.param_groups:
             checks.check_group(group)
-        self.param_groups[0].setdefault(_STEP, 0)
-        self.param_groups[0].setdefault(_SEED, seed)
+        self.param_groups[0].setdefault(STEP, 0)
+        self.param_groups[0].setdefault(SEED, seed)
 
     # The base owns parameter groups, state and defaults
 
@@ -117,7 +105,7 @@ class SharpnessAware(Optimizer):
     @property
     def steps(self) -> int:
         """Steps taken so far; a step that a GradScaler skipped does not count."""
-        return self.param_groups[0].setdefault(_STEP, 0)
+        return self.param_groups[0].setdefault(STEP, 0)
 
     # First half: look around, leave the direction in p.grad
 
@@ -141,12 +129,13 @@ class SharpnessAware(Optimizer):
         ``look.report(loss)``.
         """
         self._close()
-        checks.refuse_leftover_gradients(self._trainable())
+        space = self._space()
+        checks.refuse_leftover_gradients(space.params)
         if self.hvp == "exact" and "hvp" in self.method.needs:
             raise RuntimeError(
                 'hvp="exact" needs a closure that returns a graph: use step(closure) or gradient(closure)'
             )
-        return self._start(scaler, first_done=False)
+        return self._start(space, scaler, first_done=False)
 
     def gradient(
         self,
@@ -170,13 +159,14 @@ class SharpnessAware(Optimizer):
         `begin` before it does, so that dropout can be replayed) and the closure runs in the extra looks only.
         """
         self._close()
+        space = self._space()
         if not first_done:
-            checks.refuse_leftover_gradients(self._trainable())
-        elif all(p.grad is None for p in self._trainable()):
+            checks.refuse_leftover_gradients(space.params)
+        elif all(p.grad is None for p in space.params):
             raise RuntimeError("first_done=True, but no parameter has a gradient: run backward first")
         batches: dict[str, Any] = {"main": closure, "auxiliary": auxiliary, "sample": sample}
         first_loss = None
-        with torch.enable_grad(), contextlib.closing(self._start(scaler, first_done)) as looks:
+        with torch.enable_grad(), contextlib.closing(self._start(space, scaler, first_done)) as looks:
             for look in looks:
                 if first_done and look.index == 0:
                     continue
@@ -189,38 +179,39 @@ class SharpnessAware(Optimizer):
                 if look.sample is not None:
                     closures = lambda f=closures, i=look.sample: f(i)  # noqa: E731
                 if look.product is not None:
-                    hessian_product(closures, look, self._trainable(), self.model)
+                    hessian_product(closures, look, space.params, self.model)
                 else:
-                    look.loss = evaluate(closures, self._trainable(), self.model, scaler)
+                    look.loss = evaluate(closures, space.params, self.model, scaler)
                 if look.index == 0:
                     first_loss = look.loss
         return first_loss
 
     def begin(self) -> None:
         """Call before a pass that a framework runs itself, when ``gradient(..., first_done=True)`` will follow."""
-        params = self._trainable()
-        self._quiet = Quiet(self.model, params) if self._quiet is None else self._quiet.again(self.model, params)
+        self._begin(self._trainable())
         self._begun = True
 
-    def _start(self, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
+    def _begin(self, params: list[Tensor]) -> None:
+        self._quiet = Quiet(self.model, params) if self._quiet is None else self._quiet.again(self.model, params)
+
+    def _start(self, space: Space, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
         self._pending, self._scaler_steps = None, False
-        run = self._run(scaler, first_done)
+        run = self._run(space, scaler, first_done)
         self._open = weakref.ref(run)  # weak: a loop that is left early must end, and restore, at once
         return run
 
-    def _run(self, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
+    def _run(self, space: Space, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
         """One step's looks, and what they led to."""
-        walk = self._walk(None if scaler is None else Scale(scaler, local(self._trainable()[0]).device), first_done)
+        walk = self._walk(space, None if scaler is None else Scale(scaler, space.pieces()[0].device), first_done)
         direction = yield from walk.passes(first_done)
         if walk.home is not None:
             self._room = walk.home
         self._leave(direction, walk)
 
-    def _walk(self, scale: Scale | None, first_done: bool) -> Walk:
-        space = self._space()
+    def _walk(self, space: Space, scale: Scale | None, first_done: bool) -> Walk:
         ctx = self._context(space)
         if not (first_done and self._begun):
-            self.begin()
+            self._begin(space.params)
         self._begun = False
         group_rho = self._by_group("rho") if any("rho" in group for group in self.param_groups) else None
         method = self.method.at(ctx.step, ctx.lr, group_rho)
@@ -232,20 +223,20 @@ class SharpnessAware(Optimizer):
             foreign = self._lr_set is not None and any(g["lr"] is not self._lr_set for g in self.param_groups)
             if foreign or any("initial_lr" in g for g in self.param_groups):  # the mark a scheduler leaves
                 raise RuntimeError(f"{self.method.name} sets the learning rate itself: remove the scheduler")
-        draws = Draws(space, group.setdefault(_SEED, 0), self.steps, self._generators)
-        return Context(self.steps, group["lr"], space.live, draws, self._store.recall(self.method, space))
+        draws = Draws(space, group.setdefault(SEED, 0), self.steps, self._generators)
+        return Context(self.steps, group["lr"], space.live, draws, self._store.recall(space))
 
     def _leave(self, direction: Any, walk: Walk) -> None:
         """Put the direction into p.grad, apart from anything the method keeps: others will change it in place."""
         if not isinstance(direction, Vector):
             raise TypeError(f"{self.method.name}.looks must return a Vector, not {direction!r}")
         ctx, used = walk.ctx, walk.used
-        kept = (*ctx.memory.values(), *ctx.remembered.values(), *ctx.wishes.values())
-        kept_tensors = {id(t) for value in kept if isinstance(value, Vector) for t in value.tensors}
+        values = (*ctx.memory.values(), *ctx.remembered.values(), *ctx.wishes.values())
+        kept = {id(t) for value in values if isinstance(value, Vector) for t in value.tensors}
         with torch.no_grad():
-            if any(id(t) in kept_tensors for t in direction.tensors):
+            if kept and any(id(t) in kept for t in direction.tensors):
                 direction = direction.clone()
-            if self._room is not None and any(id(t) in kept_tensors for t in self._room.tensors):
+            if kept and self._room is not None and any(id(t) in kept for t in self._room.tensors):
                 self._room = None  # the method remembers the weights: their memory is its own now
             if self.local:
                 distributed.average_(direction.tensors, self.model)
@@ -289,8 +280,7 @@ class SharpnessAware(Optimizer):
         if self._pending is None:
             return self._make_state()
         (space, ctx), self._pending = self._pending, None
-        trainable = self._trainable()
-        if len(trainable) != len(space.params) or any(a is not b for a, b in zip(trainable, space.params, strict=True)):
+        if not same(self._trainable(), space.params):
             raise RuntimeError("the base optimizer's parameters changed between looking around and step()")
         if "lr" in ctx.wishes:
             self._set_lr(ctx.wishes["lr"])
@@ -301,8 +291,8 @@ class SharpnessAware(Optimizer):
                 space.live().add_(-1.0 * (lr * ctx.wishes["aside"]))
         self._store.keep(space.params, ctx.remembered)
         self.metrics = ctx.metrics
-        self.param_groups[0][_STEP] = self.steps + 1
-        checks.mark_used(self._trainable())
+        self.param_groups[0][STEP] = self.steps + 1
+        checks.mark_used(space.params)
         return loss
 
     _step_with_hooks = Optimizer.profile_hook_step(_step)
@@ -320,7 +310,7 @@ class SharpnessAware(Optimizer):
                 "step() needs a direction: call step(closure), or run your forward and backward in "
                 "`for _ in opt.passes():` first"
             )
-        self._store.recall(self.method, self._space())
+        self._space()  # and with it the method's memory
         self.base.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -329,45 +319,6 @@ class SharpnessAware(Optimizer):
         if self._open is None or self._open() is None:  # a closure may call this during a look
             self._pending = None
             checks.mark_used(self._trainable())
-
-    # A step that is recorded once and replayed: see capture.py
-
-    def pin(self) -> None:
-        """From now on, keep what the method remembers where it is in memory: a recorded step reads it there."""
-        self._store.recall(self.method, self._space())
-        self._store.pinned = True
-
-    def generators(self) -> list[torch.Generator]:
-        """Those that the method draws from, seeded for the coming step."""
-        seed = seed_of(self.param_groups[0].setdefault(_SEED, 0), self.steps)
-        return [generator.manual_seed(seed) for generator in self._generators.values()]
-
-    def draw_looks_from(self, states: list[torch.Generator]) -> None:
-        """While a step is recorded: the random state of each of its looks, in place of one that is put back."""
-        if self._quiet is not None:
-            self._quiet.spare = states
-
-    def left(self) -> Left:
-        """What a step, or its first half, has left behind on the Python side when it was recorded, not run."""
-        params = self._trainable()
-        if self._pending is None:
-            self.param_groups[0][_STEP] = self.steps - 1
-        lrs = [group["lr"] for group in self.param_groups] if "lr" in self.method.needs else None
-        return Left(params, [p.grad for p in params], self._pending, self.metrics, lrs)
-
-    def replayed(self, left: Left) -> None:
-        """The device has run the recorded step, or its first half, again: be as if it had been run here."""
-        for p, grad in zip(left.params, left.grads, strict=True):
-            p.grad = grad
-        if left.pending is not None:
-            self._pending = left.pending
-            return
-        if left.lrs is not None:
-            self._lr_set = left.lrs[0]
-            for group, lr in zip(self.param_groups, left.lrs, strict=True):
-                group["lr"] = lr
-        self.metrics = left.metrics
-        self.param_groups[0][_STEP] = self.steps + 1
 
     # Checkpoints
 
@@ -385,7 +336,7 @@ class SharpnessAware(Optimizer):
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
         self.base.load_state_dict(self._store.load(state_dict, self._all_params()))
-        self._pending, self._lr_set = None, None
+        self._pending, self._lr_set, self._space_before = None, None, None
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
@@ -394,17 +345,8 @@ class SharpnessAware(Optimizer):
         gone = ("step", "_opt_called")
         state = {k: v for k, v in self.__dict__.items() if k not in gone and not k.startswith("_optimizer_")}
         # A step under way belongs to this object alone; and a copy has another object for the learning rate.
-        return {
-            **state,
-            "_open": None,
-            "_quiet": None,
-            "_begun": False,
-            "_room": None,
-            "_generators": {},
-            "_space_before": None,
-            "_pending": None,
-            "_lr_set": None,
-        }
+        own = ("_open", "_quiet", "_room", "_space_before", "_pending", "_lr_set")
+        return {**state, **dict.fromkeys(own), "_begun": False, "_generators": {}}
 
     def __repr__(self) -> str:
         return f"SharpnessAware(method={self.method!r}, base={self.base!r})"
@@ -415,7 +357,7 @@ class SharpnessAware(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _trainable(self) -> list[Tensor]:
-        return [p for p in self._all_params() if p.requires_grad]
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
     def _space(self) -> Space:
         params = self._trainable()
@@ -424,7 +366,8 @@ class SharpnessAware(Optimizer):
         special = any("perturb" in group or "adaptive" in group for group in self.param_groups)
         flags = (self._by_group("perturb", True), self._by_group("adaptive", True)) if special else (None, None)
         if self._space_before is None or not self._space_before.fits(params, *flags):
-            self._space_before = Space(params, *flags)
+            self._space_before, self._room = Space(params, *flags), None
+            self._store.prepare(self.method, self._space_before)
         return self._space_before
 
     def _by_group(self, key: str, default: Any = None) -> list[Any]:

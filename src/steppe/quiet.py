@@ -11,16 +11,17 @@ no knowledge of layers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 
-from .lists import by_kind
-from .vector import local
+from .distributed import local
+from .precision import Precision
+from .vector import same
 
 
 class Snapshot:
@@ -30,11 +31,13 @@ class Snapshot:
         self._modules = modules
         self._params = [p for module in modules for p in module._parameters.values() if p is not None]
         # By place and not only by value: a forward may put another tensor where a buffer was.
-        places = [(module._buffers, name) for module in modules for name in module._buffers]
-        self._buffers = [(where, name, buffer) for where, name in places if (buffer := where[name]) is not None]
-        sources = [local(buffer.detach()) for *_, buffer in self._buffers]
-        self._pairs = by_kind(sources, [torch.empty_like(source) for source in sources])
+        self._places = [module._buffers for module in modules]
+        self._named = [dict(place) for place in self._places]
+        self._buffers = _all_values(self._places)
+        sources = [_as_bits(local(buffer.detach())) for buffer in self._buffers if buffer is not None]
+        self._pairs = _by_kind(sources)
         self._devices = [device for device in devices if device.type not in ("cpu", "meta")]
+        self._random_states = [_random_state(device) for device in (torch.device("cpu"), *self._devices)]
         self.take()
 
     def take(self) -> None:
@@ -43,42 +46,39 @@ class Snapshot:
         self._trainable = [p.requires_grad for p in self._params]
         for sources, values in self._pairs:
             torch._foreach_copy_(values, sources)
-        self._cpu_rng = torch.get_rng_state()
-        # A program that is being recorded has a random state for each look instead: see Quiet.spare.
-        known = not _recording(self._devices)
-        self._device_rng = [torch.get_device_module(d).get_rng_state(d) for d in self._devices] if known else []
+        # A program that is being recorded has, on its device, a random state for each look instead: see Quiet.spare.
+        known = self._random_states[:1] if _recording(self._devices) else self._random_states
+        self._random = [(write, read()) for read, write in known]
 
     def restore(self) -> None:
         """Make everything as it was when the snapshot was taken."""
-        for where, name, buffer in self._buffers:
-            if where[name] is not buffer:
-                where[name] = buffer
+        if not self.fits():
+            for place, buffers in zip(self._places, self._named, strict=True):
+                place.update(buffers)
         for sources, values in self._pairs:
             torch._foreach_copy_(sources, values)
-        torch.set_rng_state(self._cpu_rng)
-        for device, state in zip(self._devices, self._device_rng, strict=False):
-            torch.get_device_module(device).set_rng_state(state, device)
-        for module, training in zip(self._modules, self._modes, strict=True):
-            if module.training != training:
+        for write, state in self._random:
+            write(state)
+        if [module.training for module in self._modules] != self._modes:
+            for module, training in zip(self._modules, self._modes, strict=True):
                 module.training = training
-        for param, trainable in zip(self._params, self._trainable, strict=True):
-            if param.requires_grad != trainable:
+        if [p.requires_grad for p in self._params] != self._trainable:
+            for param, trainable in zip(self._params, self._trainable, strict=True):
                 param.requires_grad_(trainable)
 
     def fits(self) -> bool:
-        """Whether the modules still have the buffers that this snapshot knows."""
-        count = sum(len(module._buffers) for module in self._modules)
-        known = all(where.get(name) is buffer for where, name, buffer in self._buffers)
-        return known and count == len(self._buffers)
+        """Whether the modules have the buffers that this snapshot knows, and no others."""
+        return same(_all_values(self._places), self._buffers)
 
 
 class Quiet:
     """Keeps one step's looks from disturbing anything: the state before the first look, and after it."""
 
     def __init__(self, model: nn.Module | None, params: list[Tensor]):
-        self._model = model
-        self._modules = _modules_of(model)
-        self._params = params
+        self._model, self._params = model, params
+        self._modules = [] if model is None else list(model.modules())
+        self._branches = [module._modules for module in self._modules]
+        self._children = _all_values(self._branches)  # as long as they are the same, so is the tree of modules
         self._devices = sorted({p.device for p in params}, key=str)
         self._sharded = [m for m in self._modules if isinstance(m, FSDPModule)]
         self._before = Snapshot(self._modules, self._devices)
@@ -89,14 +89,14 @@ class Quiet:
         everyones = (p for m in self._modules for p in m._parameters.values() if p is not None)
         self._others = list({id(p): p for p in everyones if id(p) not in ours}.values())
         self._others_grads: list[Tensor | None] = []
-        self._autocast: torch.dtype | None = None
+        self.precision = Precision(model, self._modules, params)
         # While a CUDA graph is recorded: a random state for each look, all starting from where the first does.
         self.spare: list[torch.Generator] = []
 
     def again(self, model: nn.Module | None, params: list[Tensor]) -> Quiet:
         """For the next step: this object, or a new one if model or parameters have changed."""
-        same = len(params) == len(self._params) and all(a is b for a, b in zip(params, self._params, strict=True))
-        if not (same and model is self._model and _modules_of(model) == self._modules and self._before.fits()):
+        same_model = model is self._model and same(_all_values(self._branches), self._children)
+        if not (same_model and same(params, self._params) and self._before.fits()):
             return Quiet(model, params)
         self._looked = False
         self._before.take()
@@ -106,10 +106,10 @@ class Quiet:
         """Before each extra look: as before the first one."""
         if not self._looked:
             self._looked = True
-            if self._after is None:
-                self._after = Snapshot(self._modules, self._devices)
-            else:
+            if self._after is not None and self._after.fits():
                 self._after.take()
+            else:
+                self._after = Snapshot(self._modules, self._devices)
             self._others_grads = [p.grad for p in self._others]
         for p in self._others:
             p.grad = None
@@ -141,28 +141,6 @@ class Quiet:
             p.grad = grad
 
     @contextlib.contextmanager
-    def noting_precision(self) -> Generator[None, None, None]:
-        """Around a look: find out in which precision the model computes, for `precision`."""
-        self._autocast = _autocast_dtype(self._params[0].device.type)
-        if self._model is None:
-            yield
-            return
-
-        def note(*_: object) -> None:
-            self._autocast = _autocast_dtype(self._params[0].device.type) or self._autocast
-
-        # Also inside, for a forward that enters autocast itself; but a hook inside would be compiled into the model.
-        watched = [self._model]
-        if not any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in self._modules):
-            watched += [m for m in self._modules if m._parameters]
-        hooks = [module.register_forward_pre_hook(note) for module in watched]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    @contextlib.contextmanager
     def single_example(self) -> Generator[None, None, None]:
         """Around a look at one example: batch norm uses its running statistics, for a batch of one has none."""
         norms = [m for m in self._modules if isinstance(m, _BatchNorm) and m.training]
@@ -173,22 +151,6 @@ class Quiet:
         finally:
             for module in norms:
                 module.training = True
-
-    def precision(self) -> str:
-        """The coarsest precision that gradients are computed in, by the name of a dtype (TF32 counts as float16)."""
-        dtypes = {p.dtype for p in self._params} | {self._autocast} - {None}
-        policies = [getattr(m._get_fsdp_state(), "_mp_policy", None) for m in self._sharded]
-        dtypes |= {getattr(policy, "param_dtype", None) for policy in policies} - {None}
-        for dtype in (torch.bfloat16, torch.float16):
-            if dtype in dtypes:
-                return str(dtype).removeprefix("torch.")
-        if torch.float32 not in dtypes:
-            return "float64"
-        convolves = self._model is None or any(isinstance(m, _ConvNd) for m in self._modules)
-        tf32 = self._params[0].is_cuda and (
-            torch.get_float32_matmul_precision() != "highest" or (convolves and torch.backends.cudnn.allow_tf32)
-        )
-        return "float16" if tf32 else "float32"
 
     def weights_moved(self) -> None:
         """Forget copies of the weights: autocast's low-precision ones, FSDP2's gathered ones."""
@@ -201,17 +163,29 @@ def _recording(devices: Sequence[torch.device]) -> bool:
     return any(d.type == "cuda" for d in devices) and torch.cuda.is_current_stream_capturing()
 
 
-def _modules_of(model: nn.Module | None) -> list[nn.Module]:
-    """All modules, each once: what ``model.modules()`` gives, in a fraction of the time."""
-    found: dict[nn.Module, None] = {} if model is None else {model: None}
-    stack = list(found)
-    while stack:
-        for child in stack.pop()._modules.values():
-            if child is not None and child not in found:
-                found[child] = None
-                stack.append(child)
-    return list(found)
+def _random_state(device: torch.device) -> tuple[Callable[[], Tensor], Callable[[Tensor], Any]]:
+    """How to read and to write the state that a device draws from."""
+    if device.type not in ("cpu", "cuda"):
+        module = torch.get_device_module(device)
+        return lambda: module.get_rng_state(device), lambda state: module.set_rng_state(state, device)
+    generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
+    return generator.get_state, generator.set_state
 
 
-def _autocast_dtype(device_type: str) -> torch.dtype | None:
-    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+def _all_values(dicts: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [value for each in dicts for value in each.values()]
+
+
+def _as_bits(tensor: Tensor) -> Tensor:
+    """The same memory seen as 32-bit integers, if it can be: statistics and counters are copied in one go."""
+    if tensor.dtype not in (torch.float32, torch.int64) or tensor.layout is not torch.strided or tensor.is_neg():
+        return tensor
+    return tensor.view(-1).view(torch.int32) if tensor.is_contiguous() else tensor
+
+
+def _by_kind(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Tensors, and room for their values, by dtype and device: what fused kernels want."""
+    kinds: dict[tuple, list[Tensor]] = {}
+    for t in tensors:
+        kinds.setdefault((t.dtype, t.device), []).append(t)
+    return [(kind, [torch.empty_like(t) for t in kind]) for kind in kinds.values()]

@@ -14,20 +14,17 @@ tensor(25.)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import is_
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from .lists import LOW_PRECISION, Number, add_scaled, dot, is_one, multiplied_out, times
+from . import lists
+from .distributed import local, shard_groups, sum_over_shards, wrap_like
+from .lists import Number, is_one, multiplied_out, times
 
 TINY = 1e-12  # guards every division by a norm
 _MOST_TERMS = 4  # that a vector keeps apart before it multiplies them out
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor: its shard when it is a DTensor, itself otherwise."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 class Space:
@@ -44,11 +41,11 @@ class Space:
         adaptive: Sequence[bool] | None = None,
     ):
         self.params = list(params)
-        self.perturbed = None if perturbed is None or all(perturbed) else list(perturbed)
-        self.adaptive = None if adaptive is None or all(adaptive) else list(adaptive)
-        groups = [_shard_groups(p) for p in self.params]
+        self.perturbed, self.adaptive = _unless_all(perturbed), _unless_all(adaptive)
+        self._dtypes, self._devices = [p.dtype for p in self.params], [p.device for p in self.params]
+        groups = [shard_groups(p) for p in self.params]
         self._shard_groups = groups if any(groups) else None
-        self._devices = [p.device for p in self.params]
+        self._sharded = any(local(p) is not p for p in self.params)
         self._in_one_place = not any(groups) and len(set(self._devices)) <= 1
 
     def __reduce__(self):  # process groups cannot be pickled; they follow from the parameters
@@ -56,16 +53,22 @@ class Space:
 
     def fits(self, params: list[Tensor], perturbed: Sequence[bool] | None, adaptive: Sequence[bool] | None) -> bool:
         """Whether a space made of these would be this one."""
-        same = len(params) == len(self.params) and all(a is b for a, b in zip(params, self.params, strict=True))
-        plain = (perturbed, adaptive, self.perturbed, self.adaptive) == (None, None, None, None)
-        return same and plain and [p.device for p in params] == self._devices
+        return (
+            same(params, self.params)
+            and [p.device for p in params] == self._devices
+            and [p.dtype for p in params] == self._dtypes
+            and (_unless_all(perturbed), _unless_all(adaptive)) == (self.perturbed, self.adaptive)
+        )
+
+    def pieces(self) -> list[Tensor]:
+        """This process's piece of each parameter."""
+        return [local(p) for p in self.params] if self._sharded else self.params
 
     def vector(self, tensors: Iterable[Tensor | None]) -> Vector:
         """Collect one tensor per parameter; a missing one is zero."""
-        return Vector(
-            [torch.zeros_like(local(p)) if t is None else local(t)
-             for p, t in zip(self.params, tensors, strict=True)], space=self,
-        )  # fmt: skip
+        pairs = zip(self.pieces(), tensors, strict=True)
+        filled = [torch.zeros_like(p) if t is None else t for p, t in pairs]
+        return Vector([local(t) for t in filled] if self._sharded else filled, space=self)
 
     def zeros(self) -> Vector:
         """The zero vector."""
@@ -73,7 +76,7 @@ class Space:
 
     def live(self) -> Vector:
         """The parameters themselves, not a copy: the vector changes when they do. For use without autograd."""
-        return Vector([local(p) for p in self.params], space=self)
+        return Vector(self.pieces(), space=self)
 
     def zero(self) -> Tensor:
         """The number zero, in the dtype and on the device of a reduction."""
@@ -82,14 +85,18 @@ class Space:
 
     def wrap(self, vector: Vector) -> list[Tensor]:
         """One tensor per parameter, of the parameter's kind (shards become DTensors) and dtype."""
-        pairs = zip(vector.tensors, self.params, strict=True)
-        return [wrap_like(t if t.dtype == p.dtype else t.to(p.dtype), p) for t, p in pairs]
+        tensors = vector.tensors
+        if [t.dtype for t in tensors] != self._dtypes:
+            tensors = [t.to(p.dtype) for t, p in zip(tensors, self.params, strict=True)]
+        if self._sharded:
+            tensors = [wrap_like(t, p) for t, p in zip(tensors, self.params, strict=True)]
+        return tensors
 
-    def dot(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    def dot(self, a: list[Tensor], b: list[Tensor]) -> Tensor:
         """Inner product of two tensor lists."""
         if self._in_one_place:
-            return dot(a, b)
-        return self.total([dot([x], [y]) for x, y in zip(a, b, strict=True)])
+            return lists.dot(a, b)
+        return self.total([lists.dot([x], [y]) for x, y in zip(a, b, strict=True)])
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         """Sum of one number per parameter, over devices, shards and the ranks that hold them."""
@@ -98,16 +105,7 @@ class Space:
             parts = [part.to(device) for part in parts]  # non_blocking would let a CPU read what is not there yet
         if self._shard_groups is None:
             return torch.stack(list(parts)).sum()
-        by_groups: dict[tuple, list[Tensor]] = {}
-        for part, groups in zip(parts, self._shard_groups, strict=True):
-            by_groups.setdefault(groups, []).append(part)
-        sums = []
-        for groups, members in by_groups.items():  # one entry unless shardings differ: one all-reduce
-            partial = torch.stack(members).sum()
-            for group in groups:
-                torch.distributed.all_reduce(partial, group=group)
-            sums.append(partial)
-        return torch.stack(sums).sum()
+        return sum_over_shards(parts, self._shard_groups)
 
 
 class Each:
@@ -196,7 +194,7 @@ class Vector:
     def __truediv__(self, other: Vector | float | Tensor) -> Vector:
         if isinstance(other, Vector):
             return self._new(torch._foreach_div(self.tensors, other.tensors))
-        return self * (1 / other)
+        return self * (other.reciprocal() if isinstance(other, Tensor) else 1 / other)
 
     def __pow__(self, exponent: float) -> Vector:
         return self._new(torch._foreach_pow(self.tensors, exponent))
@@ -229,15 +227,11 @@ class Vector:
         return self._sum([(factor, kept)])
 
     def clone(self, room: Vector | None = None) -> Vector:
-        """A copy with memory of its own: that of another vector, if one is given and fits."""
-        mine, theirs = self.tensors, [] if room is None else room.tensors
-        fits = len(mine) == len(theirs) and all(
-            a.dtype == b.dtype and a.shape == b.shape and a.device == b.device
-            for a, b in zip(mine, theirs, strict=True)
-        )
-        theirs = theirs if fits else [torch.empty_like(t, requires_grad=False) for t in mine]
-        torch._foreach_copy_(theirs, mine)
-        return self._new(theirs)
+        """A copy with memory of its own: that of another vector of the same space, if one is given and fits."""
+        if room is None or [t.shape for t in self.tensors] != [t.shape for t in room.tensors]:
+            room = self._new([torch.empty_like(t, requires_grad=False) for t in self.tensors])
+        room.copy_(self)
+        return room
 
     # Reductions
 
@@ -251,12 +245,10 @@ class Vector:
         """Euclidean norm, over all parameters, devices and shards. Computed once."""
         if self._norm is None:
             factor, tensors = self._scaled()
-            accumulate = torch.float32 if any(t.dtype in LOW_PRECISION for t in tensors) else None
-            norms = torch._foreach_norm(tensors, 2, dtype=accumulate)
             if self.space._in_one_place:
-                norm = torch.linalg.vector_norm(torch.stack(norms))
+                norm = lists.norm(tensors)
             else:
-                norm = self.space.total([n.square() for n in norms]).sqrt()
+                norm = self.space.total([n.square() for n in lists.norms(tensors)]).sqrt()
             self._norm = norm if is_one(factor) else norm * abs(factor)
         return self._norm
 
@@ -275,7 +267,7 @@ class Vector:
         """Become start + offset, without room for a third vector."""
         mine, self._norm = self.tensors, None
         factor, theirs = offset._scaled()
-        add_scaled(mine, start.tensors, theirs, factor)
+        lists.add_scaled(mine, start.tensors, theirs, factor)
 
     def mul_(self, factor: Tensor) -> None:
         """Multiply the entries by a number."""
@@ -297,20 +289,13 @@ def reject(v: Vector, axis: Vector) -> Vector:
     return v - (v @ axis) / (axis.norm() ** 2 + TINY**2) * axis
 
 
-def _shard_groups(param: Tensor) -> tuple:
-    """The process groups whose ranks hold the other pieces of a parameter."""
-    if not isinstance(param, DTensor):
-        return ()
-    placements = enumerate(param.placements)
-    return tuple(param.device_mesh.get_group(dim) for dim, p in placements if not p.is_replicate())
+def same(some: Sequence[object], others: Sequence[object]) -> bool:
+    """Whether two lists hold the very same objects."""
+    return len(some) == len(others) and all(map(is_, some, others))
 
 
-def wrap_like(tensor: Tensor, param: Tensor) -> Tensor:
-    """A local tensor as the same kind of tensor as a parameter: a shard becomes a DTensor."""
-    if not isinstance(param, DTensor):
-        return tensor
-    mesh, placements = param.device_mesh, param.placements
-    return DTensor.from_local(tensor, mesh, placements, run_check=False, shape=param.shape, stride=param.stride())
+def _unless_all(flags: Sequence[bool] | None) -> list[bool] | None:
+    return None if flags is None or all(flags) else list(flags)
 
 
 def _require_scalar(value: object) -> None:

@@ -15,7 +15,7 @@ from . import distributed
 from .difference import by_difference
 from .method import HVP, Context, Look, Method, Seen
 from .quiet import Quiet
-from .vector import Space, Vector, local
+from .vector import Space, Vector
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Walk:
         """What a look needs around it; most need nothing."""
         around = contextlib.ExitStack()
         if report.index == 0 and "hvp" in self.method.needs:
-            around.enter_context(self._quiet.noting_precision())
+            around.enter_context(self._quiet.precision.noting())
         if report.sample is not None:
             around.enter_context(self._quiet.single_example())
         if apart:
@@ -154,7 +154,7 @@ class Walk:
             return asks
         with torch.no_grad():
             w_norm = self._weights.perturbed().norm()
-        return by_difference(asks, w_norm, self._quiet.precision, self._hvp == "central")
+        return by_difference(asks, w_norm, self._quiet.precision.name, self._hvp == "central")
 
     def _answer(self, report: Pass) -> Any:
         """What the method is told about a look."""
@@ -171,18 +171,11 @@ class Walk:
     def _collect(self) -> Vector:
         """Take the gradients out of the parameters, as a vector that nothing else writes to."""
         grads = [p.grad for p in self.space.params]
-        shared = torch.distributed.is_available() and torch.distributed.is_initialized()
-        for i, (p, grad) in enumerate(zip(self.space.params, grads, strict=True)):
-            if grad is None:
-                continue
-            self.used[i] = True
-            p.grad = None
-            if grad.layout is not torch.strided:
-                raise TypeError("sparse gradients are not supported: use nn.Embedding(sparse=False)")
-            if shared and grad._base is not None and local(grad) is grad:
-                grad = grad.clone()  # DDP's gradient_as_bucket_view: the next look would overwrite it
-            # Only now: a detached view no longer says that it is one.
-            grads[i] = grad.detach() if grad.requires_grad else grad
+        self._clear_gradients()
+        self.used = [used or grad is not None for used, grad in zip(self.used, grads, strict=True)]
+        unusual = [g for g in grads if g is not None and (g.requires_grad or g.layout is not torch.strided)]
+        if unusual or torch.distributed.is_initialized():
+            grads = [None if grad is None else _own(grad) for grad in grads]
         vector = self.space.vector(grads)
         if self.scale is not None:
             self.scale.remove(vector)
@@ -191,3 +184,13 @@ class Walk:
     def _clear_gradients(self) -> None:
         for p in self.space.params:
             p.grad = None
+
+
+def _own(grad: Tensor) -> Tensor:
+    """A gradient as a plain tensor that nothing else writes to."""
+    if grad.layout is not torch.strided:
+        raise TypeError("sparse gradients are not supported: use nn.Embedding(sparse=False)")
+    if grad._base is not None and distributed.local(grad) is grad:
+        grad = grad.clone()  # DDP's gradient_as_bucket_view: the next look would overwrite it
+    # Only now: a detached view no longer says that it is one.
+    return grad.detach() if grad.requires_grad else grad

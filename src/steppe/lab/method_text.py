@@ -19,8 +19,9 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from typing import Any
 
-from ..method import LinearInLR, Method, linear_in_lr
+from ..method import Method
 from ..methods import find, method_names
+from ..schedules import LinearInLR, linear_in_lr
 from .errors import LabError, one_line, unknown
 
 _SETTING = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)

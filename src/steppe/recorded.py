@@ -1,0 +1,66 @@
+"""What a recorded step (see capture.py) needs of the optimizer, which runs while it is recorded but not in a replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .draws import seed_of
+from .method import Context
+from .optimizer import SEED, STEP, SharpnessAware
+from .vector import Space
+
+
+def pin(opt: SharpnessAware) -> None:
+    """From now on, keep what the method remembers where it is in memory: a recorded step reads it there."""
+    opt._space()  # makes the memory, if no step has yet
+    opt._store.pinned = True
+
+
+def generators(opt: SharpnessAware) -> list[torch.Generator]:
+    """Those that the method draws from, seeded for the coming step."""
+    seed = seed_of(opt.param_groups[0].setdefault(SEED, 0), opt.steps)
+    return [generator.manual_seed(seed) for generator in opt._generators.values()]
+
+
+def draw_looks_from(opt: SharpnessAware, states: list[torch.Generator]) -> None:
+    """While a step is recorded: the random state of each of its looks, in place of one that is put back."""
+    if opt._quiet is not None:
+        opt._quiet.spare = states
+
+
+@dataclass
+class Left:
+    """What a step, or its first half, has left behind on the Python side when it was recorded, not run."""
+
+    params: list[Tensor]
+    grads: list[Tensor | None]
+    pending: tuple[Space, Context] | None
+    metrics: dict[str, Any]
+    lrs: list[Any] | None
+
+    @classmethod
+    def by(cls, opt: SharpnessAware) -> Left:
+        """Take it from the optimizer."""
+        params = opt._trainable()
+        if opt._pending is None:
+            opt.param_groups[0][STEP] = opt.steps - 1
+        lrs = [group["lr"] for group in opt.param_groups] if "lr" in opt.method.needs else None
+        return cls(params, [p.grad for p in params], opt._pending, opt.metrics, lrs)
+
+    def give_to(self, opt: SharpnessAware) -> None:
+        """The device has run the recorded step, or its first half, again: be as if it had been run here."""
+        for p, grad in zip(self.params, self.grads, strict=True):
+            p.grad = grad
+        if self.pending is not None:
+            opt._pending = self.pending
+            return
+        if self.lrs is not None:
+            opt._lr_set = self.lrs[0]
+            for group, lr in zip(opt.param_groups, self.lrs, strict=True):
+                group["lr"] = lr
+        opt.metrics = self.metrics
+        opt.param_groups[0][STEP] = opt.steps + 1
