@@ -38,7 +38,8 @@ class GAM(Method):
     Every `period`-th step updates γ; the others take T + 1 looks and no auxiliary batch. With
     ``lr_times_period=True`` the γ-optimizer's learning rate makes up for the updates left out. ``gamma=(…)``
     fixes the coefficients. ``normalize=True`` scales each dᵗ to ‖d¹‖: with large T, dᵗ grows like λ_max^{t−1}
-    and training can diverge.
+    and training can diverge. Of our runs of the document's table, T = 3 lost three of five on MNIST with CNN-3 and
+    none with MLP-3; T = 2 lost none of fifteen.
 
     Which auxiliary batch: Algorithm 1 samples it once, the text speaks of auxiliary minibatches. The caller gives
     it; `steppe.with_auxiliary` pairs a loader's batches with a fresh, fixed or previous one.
@@ -56,7 +57,9 @@ class GAM(Method):
     normalize: bool = False
 
     paper = "Generalization Aware Minimization"
-    advice = "Finds its own perturbation; give it a second batch, and period > 1 if six looks are too many."
+    advice = (
+        "Finds its own perturbation; give it a second batch, and period > 1 if six looks are too many. Keep T at 2."
+    )
     ranges = "T 3 on MNIST and 2 elsewhere, eps 1e-3, coefficients by Adam at 1e-3 on every step."
 
     def __post_init__(self) -> None:
