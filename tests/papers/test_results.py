@@ -14,7 +14,7 @@ from steppe.lab.errors import LabError
 from steppe.lab.record import write_record
 from steppe.lab.work import Place
 from steppe.papers import claims, experiments, find, trends
-from steppe.papers.claims import Claim, judge
+from steppe.papers.claims import Claim, Finding, judge
 from steppe.papers.runs import Results, collect, plan, run
 
 TABLE = "s0/table1"
@@ -164,6 +164,13 @@ COLUMNS = ("mnist/mlp-3", "mnist/cnn-3", "cifar10/mlp-3", "cifar10/cnn-5", "cifa
 
 def columns(row: str, *accuracies: float, only: tuple[str, ...] = COLUMNS) -> dict[str, list[float]]:
     return {f"{column}/{row}": list(accuracies) for column in only}
+
+
+def test_words_in_short_and_in_full():
+    found = Finding(False, "λ falls in 1 of 2; a; b", 3, part="λ falls in 1 of 2")
+    assert found.short("not reproduced") == "not reproduced (n = 3): λ falls in 1 of 2"
+    assert found.words("not reproduced") == "not reproduced (n = 3). λ falls in 1 of 2; a; b"  # λ is not made Λ
+    assert Finding(True, "falls", 3).words("reproduced") == "reproduced (n = 3). Falls"
 
 
 def test_order_by_column(tmp_path):

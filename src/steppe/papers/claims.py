@@ -80,9 +80,14 @@ class Finding:
     n: int = 0
     scale: str = "full"
     missing: int = 0  # what it speaks of and was not run
+    part: str = ""  # in how much of what was run it shows
 
     def short(self, verdict: str) -> str:
-        """The verdict with n; at smaller scale, also whether the trend shows there."""
+        """The verdict with n and, of words about several columns, in how many it shows."""
+        return f"{self._verdict(verdict)}: {self.part}" if self.part else self._verdict(verdict)
+
+    def _verdict(self, verdict: str) -> str:
+        """With n; at smaller scale, also whether the trend shows there."""
         if self.holds is None:
             return verdict
         shown = (": it shows there" if self.holds else ": it does not show there") if verdict == SMALLER else ""
@@ -92,7 +97,7 @@ class Finding:
         """The same with what it rests on."""
         first = self.said[:1]
         said = (first.upper() if first.isascii() else first) + self.said[1:]  # Λ is not λ
-        return f"{self.short(verdict)}. {said}" if said else self.short(verdict)
+        return f"{self._verdict(verdict)}. {said}" if said else self._verdict(verdict)
 
 
 NOTHING = Finding(None)
@@ -152,7 +157,8 @@ def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bo
         said = f"beyond doubt in {held} of {len(found)}, in that direction in {same}{rest}"
         holds = held >= len(found) - allow and held > 0
         missing = len(listed) - len(found)
-        return Finding(holds, f"{said}; {'; '.join(lines)}", min(d.n for _, d in found), scale, missing)
+        part = said if len(found) > 1 else ""
+        return Finding(holds, f"{said}; {'; '.join(lines)}", min(d.n for _, d in found), scale, missing, part)
 
     return look
 

@@ -242,7 +242,8 @@ def _sharpens(experiment: Experiment, results: Results) -> Finding:
     if not lines:
         return NOTHING
     scale = "full" if all(s == "full" for s in scales) else "small"
-    return Finding(all(so), f"holds in {sum(so)} of {len(so)} columns; {'; '.join(lines)}", min(n), scale)
+    part = f"holds in {sum(so)} of {len(so)} columns"
+    return Finding(all(so), f"{part}; {'; '.join(lines)}", min(n), scale, part=part)
 
 
 def _contrast(experiment: Experiment, results: Results) -> Finding:
@@ -263,8 +264,8 @@ def _contrast(experiment: Experiment, results: Results) -> Finding:
     if not lines:
         return NOTHING
     scale = "full" if all(s == "full" for s in scales) else "small"
-    said = f"holds in {sum(so)} of {len(so)} columns, above SAM's {sam:.3g}; {'; '.join(lines)}"
-    return Finding(all(so), said, min(n), scale)
+    part = f"holds in {sum(so)} of {len(so)} columns"
+    return Finding(all(so), f"{part}, above SAM's {sam:.3g}; {'; '.join(lines)}", min(n), scale, part=part)
 
 
 def _periodic(experiment: Experiment, results: Results) -> Finding:
