@@ -6,7 +6,9 @@ On the small nets of Generalization Aware Minimization (batch 100) and on ResNet
 plain step, SAM and GAM, run eagerly and recorded; SAM by the best peer; five recorded SAM steps at once on five
 streams; GAM as a person would write it first, by differentiating through its whole step. All in one run, timed in
 turn, medians and quartiles of milliseconds; the ratios that are claimed stand beside their targets. Beside them
-the ceiling: what two passes' multiplications take at the rate that this device reaches on large matrices.
+two ceilings: what two passes' multiplications take at the rate that this device reaches on large matrices, and what
+reading and writing every operation's tensors takes at the rate of a large copy (kernels that are fused, and what
+stays in the cache, save some of that).
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ import torch.nn.functional as F
 from common import RESULTS, Spread, Step, environment, interleaved, pick_device, ratios, show_table, write_json
 from contenders import peers
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import steppe
@@ -187,12 +191,30 @@ class Bench:
                 print(f"not installed, left out: {name}")
         return steps
 
-    def flops(self) -> float:
-        """Floating-point operations of one forward and backward pass."""
+    def work(self) -> tuple[float, float]:
+        """Floating-point operations, and bytes read and written, of one forward and backward pass."""
         _, loss = self.fast(False)
         with FlopCounterMode(display=False) as counter:
             loss(self.x, self.y).backward()
-        return counter.get_total_flops()
+        with Traffic() as traffic:
+            loss(self.x, self.y).backward()
+        return counter.get_total_flops(), traffic.bytes
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the bytes of the tensors that operations read and write."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run the operation; views move nothing."""
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, Tensor)]
+            self.bytes += sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
+        return out
 
 
 def derived(times: dict[str, list[float]]) -> dict[str, list[float]]:
@@ -224,6 +246,14 @@ def matmul_rate(device: torch.device) -> float:
     return 2 * 8192**3 / sorted(seconds)[len(seconds) // 2]
 
 
+def copy_rate(device: torch.device) -> float:
+    """Bytes read and written a second by a large copy."""
+    a = torch.zeros(1 << 28, device=device)
+    b = torch.empty_like(a)
+    seconds = interleaved({"copy": lambda: b.copy_(a)}, device, 10, 1.0)["copy"]
+    return 2 * a.numel() * a.element_size() / sorted(seconds)[len(seconds) // 2]
+
+
 def main() -> None:
     names = ["mlp-3", "cnn-5", "cnn-14", "resnet-18"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -235,20 +265,21 @@ def main() -> None:
     device = pick_device("cuda")
     torch.set_float32_matmul_precision("highest" if args.no_tf32 else "high")
     torch.backends.cudnn.allow_tf32 = not args.no_tf32
-    rate = matmul_rate(device)
+    rate, bandwidth = matmul_rate(device), copy_rate(device)
     records, claimed, looks = [], [], []
     for name in args.models:
         bench = Bench(name, device)
         steps = bench.contenders()
         times = interleaved(steps, device, None, args.seconds)
-        flops = bench.flops()
+        flops, moved = bench.work()
         for who, seconds in times.items():
             records.append({"model": name, "contender": who, "milliseconds": asdict(Spread.of(seconds, 1e3))})
         claimed += claims(name, derived(times))
-        ceiling = {"model": name, "flops_of_a_pass": flops, "ceiling_of_two_passes_ms": 2e3 * flops / rate}
-        records.append(ceiling)
+        ceilings = {"ceiling_of_two_passes_ms": 2e3 * flops / rate, "memory_of_two_passes_ms": 2e3 * moved / bandwidth}
+        records.append({"model": name, "flops_of_a_pass": flops, "bytes_of_a_pass": moved, **ceilings})
         rows = [[who, f"{Spread.of(t, 1e3).median:.3f}"] for who, t in derived(times).items()]
-        rows.append(["ceiling of two passes", f"{2e3 * flops / rate:.3f}"])
+        rows.append(["two passes' multiplications alone", f"{2e3 * flops / rate:.3f}"])
+        rows.append(["two passes' memory alone", f"{2e3 * moved / bandwidth:.3f}"])
         show_table(f"{name}, batch {bench.batch}", ["step", "ms"], rows)
         del steps
         if name == "cnn-5":
@@ -265,6 +296,7 @@ def main() -> None:
         rows.append([f"{c['model']}: {c['what']} / {c['over']}", ratio, c["target"], met])
     show_table("claims", ["ratio", "measured", "target", "met"], rows)
     content = {"environment": environment(device), "tf32": not args.no_tf32, "matmul_flops_per_second": rate}
+    content["copy_bytes_per_second"] = bandwidth
     write_json(args.results / "captured-cuda.json", {**content, "claims": claimed, "looks": looks, "results": records})
 
 
