@@ -97,7 +97,8 @@ def test_killed_at_every_moment(tmp_path):
 
 def test_a_comparison_is_stopped_killed_and_finished(tmp_path, monkeypatch):
     """Ctrl-C, then kill -9, then to the end, in two processes; against one process that was never stopped."""
-    command = ["compare", "sam", "--epochs", "12", "--seeds", "2", "--no-curvature", "--no-equal-cost", "--batch", "32"]
+    # Long enough to be stopped in the middle, however busy the machine is.
+    command = ["compare", "sam", "--epochs", "30", "--seeds", "2", "--no-curvature", "--no-equal-cost", "--batch", "32"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def started(jobs: int):
