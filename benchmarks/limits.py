@@ -7,8 +7,9 @@ Three questions, each answered in one run, medians of contenders timed in turn:
 host: how long the host works for an eager SAM step on ResNet-18, beside how long the device does. Where the host is
     slower, it is the host that an eager step waits for, and only a recorded step is free of it.
 one pass: GAM needs the gradients of two batches at one point. One after the other, or both in one batched pass?
-precision: what float32, TF32 and bfloat16 cost, recorded, several seeds at once; and what they do to GAM, whose
-    directions and slopes are differences of gradients: the error against float64, on a net trained on digits.
+precision: what float32, TF32, bfloat16 and float16 (with a fixed loss scale) cost, recorded, several seeds at once; and
+    what they do to GAM, whose directions and slopes are differences of gradients: the error against float64, on a net
+    trained on digits.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ import steppe
 from steppe.lab.models import build
 
 SEEDS, BATCH = 5, 100
-PRECISIONS = ("float32", "TF32", "bfloat16")
+PRECISIONS = ("float32", "TF32", "bfloat16", "float16")
+AUTOCAST = ("bfloat16", "float16")
 MODELS = ("mlp-3", "cnn-5", "cnn-14")
 
 
@@ -43,7 +45,7 @@ def set_tf32(on: bool) -> None:
 
 
 def under(precision: str) -> contextlib.AbstractContextManager[Any]:
-    return torch.autocast("cuda", torch.bfloat16) if precision == "bfloat16" else contextlib.nullcontext()
+    return torch.autocast("cuda", getattr(torch, precision)) if precision in AUTOCAST else contextlib.nullcontext()
 
 
 # The host
@@ -154,7 +156,7 @@ def _at_once(name: str, kind: str, device: torch.device) -> Step:
                 with under(kind):
                     return F.cross_entropy(model(x), y)
 
-            steps.append(steppe.capture(loss, opt))
+            steps.append(steppe.capture(loss, opt, scaler=steppe.FixedScale() if kind == "float16" else None))
             for _ in range(4):
                 steps[-1](x, y)
     torch.cuda.synchronize()
@@ -194,7 +196,10 @@ def _errors(name: str, device: torch.device) -> dict[str, dict[str, float]]:
         twin, its = copy.deepcopy((model, opt))
         if kind == "float64":
             twin.double()
-        its.gradient(**closures(twin, 100, kind))
+        scaler = steppe.FixedScale() if kind == "float16" else None
+        its.gradient(**closures(twin, 100, kind), scaler=scaler)
+        if scaler is not None:
+            scaler.unscale_(its)
         direction = torch.cat([p.grad.double().flatten() for p in twin.parameters() if p.grad is not None])
         its.step()
         found[kind] = direction, its.metrics["slope"].double()

@@ -354,6 +354,31 @@ def test_fp16_scaler_skips_and_goes_on(exact):
 
 
 @pytest.mark.cuda
+def test_fp16_with_a_fixed_scale_is_recorded_whole(exact):
+    ends = []
+    for captured in (False, True):
+        model, opt = make(steppe.FSAM())
+        scaler = steppe.FixedScale("cuda", 2.0**10)
+        torch.cuda.manual_seed(3)
+
+        def loss(x, y, model=model):
+            with torch.autocast("cuda", torch.float16):
+                return F.cross_entropy(model(x), y)
+
+        step = steppe.capture(loss, opt, scaler=scaler)
+        for day in data("cuda", 20):
+            if captured:
+                step(*day.main)
+            else:
+                opt.gradient(lambda day=day, loss=loss: loss(*day.main), scaler=scaler)
+                scaler.step(opt)
+                scaler.update()
+        ends.append(everything(model)[:-1])
+    assert step.how == "replayed (1 recorded): the whole step"
+    assert same(*ends)
+
+
+@pytest.mark.cuda
 def test_an_old_recording_may_become_garbage_while_a_new_one_is_made(exact):
     """Freeing a CUDA graph while another is recorded would spoil it, and Python collects when it likes."""
     days = data("cuda", 4)

@@ -289,13 +289,14 @@ def test_a_scaler_changes_nothing(method):
         scaler.step(opt)
         scaler.update()
     assert torch.equal(weights(model), weights(plain))  # a power of two: exact
-    model, opt = make(method)
-    for d in problems.steps(3):
-        opt.gradient(**d.closures(model), scaler=scaler)
-        scaler.unscale_(opt)
-        scaler.step(opt)
-        scaler.update()
-    assert torch.equal(weights(model), weights(plain))
+    for scaler in (torch.amp.GradScaler("cpu", init_scale=2.0**7), steppe.FixedScale("cpu", 2.0**7)):
+        model, opt = make(method)
+        for d in problems.steps(3):
+            opt.gradient(**d.closures(model), scaler=scaler)
+            scaler.unscale_(opt)
+            scaler.step(opt)
+            scaler.update()
+        assert torch.equal(weights(model), weights(plain))
 
 
 @every_variant

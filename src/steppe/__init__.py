@@ -45,6 +45,7 @@ from .methods import (
     method_names,
 )  # fmt: skip
 from .optimizer import SharpnessAware, wrap
+from .scaling import FixedScale
 from .schedules import linear_in_lr
 from .trying import drive
 from .vector import Space, Vector, reject, unit
@@ -54,8 +55,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ASAM", "CRSAM", "FSAM", "GAM", "GNAM", "GNP", "GSAM", "HERE", "HVP", "SAM", "SASAM", "SASGD", "SSAM", "WSAM",
-    "Captured", "Context", "DetSAM", "EntropySGD", "Every", "FrobSAM", "GNAMFast", "Look", "LookSAM", "Looks", "Memory",
-    "Method", "Number", "Pass", "Plain", "ProductSAM", "Schedule", "Seen", "SharpnessAware", "Space", "TraceSAM",
-    "UniversalSAM", "Vector", "adaptive_ascent", "ascent", "by_name", "capture", "drive", "linear_in_lr",
+    "Captured", "Context", "DetSAM", "EntropySGD", "Every", "FixedScale", "FrobSAM", "GNAMFast", "Look", "LookSAM",
+    "Looks", "Memory", "Method", "Number", "Pass", "Plain", "ProductSAM", "Schedule", "Seen", "SharpnessAware", "Space",
+    "TraceSAM", "UniversalSAM", "Vector", "adaptive_ascent", "ascent", "by_name", "capture", "drive", "linear_in_lr",
     "method_names", "methods", "reject", "replay", "reusing", "unit", "with_auxiliary", "wrap",
 ]  # fmt: skip

@@ -30,6 +30,7 @@ from .method import Method
 from .optimizer import SharpnessAware
 from .recorded import Left, draw_looks_from, generators, pin
 from .replay import uncollected
+from .scaling import FixedScale
 from .vector import Space
 
 WARM_UP = 2  # steps of a kind that run as ever before one is recorded
@@ -51,9 +52,9 @@ def capture(
             backward. Its Python runs only while the step is warmed up and recorded.
         opt: the optimizer, on CUDA parameters; anywhere else the steps run as ever.
         scaler: for fp16. The looks are replayed; unscaling, the step and the scaler's update run as ever, for it
-            is the host that decides whether to skip.
+            is the host that decides whether to skip. With a `FixedScale` there is nothing to decide: all is replayed.
         between: what to do between the looks and the base's step, for example clip the gradients. It is recorded
-            too (not with a scaler).
+            too (not with a `GradScaler`).
 
     A method with a phase that it never repeats, a batch of another shape than the first (the last of an epoch) or
     a changed setting is no error: such a step runs as ever. Loading a checkpoint records anew. After freezing
@@ -113,7 +114,8 @@ class Captured:
         """Forget what is recorded: the next steps warm up and record anew."""
         self._kinds, self._live, self._pool = {}, None, None
         self._method = self._opt.method
-        self._whole = not self._obstacle and self._scaler is None and _make_recordable(self._opt)
+        host_decides = self._scaler is not None and not isinstance(self._scaler, FixedScale)
+        self._whole = not self._obstacle and not host_decides and _make_recordable(self._opt)
 
     def __call__(self, *batch: Tensor, auxiliary: Batch | None = None) -> Tensor:
         """Take one step on a batch, and with a method that wants one, an auxiliary batch."""

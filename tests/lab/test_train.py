@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import steppe
 from steppe.cli import known_methods, with_defaults
 from steppe.lab.batches import Batches, data_for, seed_for
 from steppe.lab.data import prepare
+from steppe.lab.measure import Measuring
 from steppe.lab.method_text import canonical_of
 from steppe.lab.models import build
 from steppe.lab.recipe import Recipe
@@ -209,17 +212,17 @@ def test_held_out_data_comes_from_the_training_data():
     assert sorted(map(tuple, both)) == sorted(map(tuple, whole.train.inputs.flatten(1).tolist()))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32", "float64"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp16-fixed", "tf32", "float64"])
 def test_precisions(precision):
     """Each agrees with float32 as far as its digits go; TF32 exists on GPUs alone."""
     exact = trained(replace(SHORT, method="sam", epochs=1))
     run = trained(replace(SHORT, method="sam", epochs=1, precision=precision, clip=10.0))
-    tolerance = {"bf16": 0.05, "fp16": 0.01, "tf32": 0.0, "float64": 1e-4}[precision]
+    tolerance = {"bf16": 0.05, "fp16": 0.01, "fp16-fixed": 0.01, "tf32": 0.0, "float64": 1e-4}[precision]
     loss, expected = run.record["final"]["train_loss"], exact.record["final"]["train_loss"]
     assert loss == pytest.approx(expected, rel=tolerance, abs=0)
     assert (loss == expected) == (precision == "tf32")
     assert next(run.net.parameters()).dtype == (torch.float64 if precision == "float64" else torch.float32)
-    assert (run.scaler is not None) == (precision == "fp16")
+    assert (run.scaler is not None) == precision.startswith("fp16")
 
 
 def test_divergence_is_found_and_named():
@@ -263,12 +266,23 @@ def test_a_logger_is_told_each_epoch_and_closed():
     assert said[5:] == [*((name, last[name], 2) for name in names), "closed"]
 
 
-def test_compiled_it_trains_the_same():
-    eager, compiled = (trained(replace(SHORT, method="sam", epochs=1, compile=on)) for on in (False, True))
+def test_compiled_it_trains_the_same(monkeypatch):
+    """Compiled it is: `nn.Module.compile` compiles nothing of an `nn.Sequential` of torch's own layers."""
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    eager, compiled = (trained(replace(SHORT, method="sam", epochs=2, compile=on)) for on in (False, True))
+    assert counter.frame_count == 1  # once, whatever the looks, epochs and evaluations
     for a, b in zip(weights(eager), weights(compiled), strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
-    assert compiled.net._compiled_call_impl is not None and eager.net._compiled_call_impl is None
     assert compiled.net.state_dict().keys() == eager.net.state_dict().keys()
+
+
+def test_compiled_it_can_be_measured(monkeypatch):
+    """Curvature differentiates twice, which a compiled model cannot."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    few = Measuring(samples=20, probes=2, dimension=4, products=168, points=0)
+    run = trained(replace(SHORT, method="sam", epochs=1, compile=True), measure=few)
+    assert run.record["curvature"]["top"]["value"] > 0
 
 
 def test_metrics_are_recorded():

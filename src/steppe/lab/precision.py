@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from ..scaling import FixedScale
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp16-fixed": torch.float16}
 
 
 def set_precision(precision: str, device: torch.device) -> None:
@@ -29,5 +31,6 @@ def autocast(precision: str, device: torch.device) -> contextlib.AbstractContext
 
 
 def scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
-    """What fp16 needs."""
-    return torch.amp.GradScaler(device.type) if precision == "fp16" else None
+    """What fp16 needs: a loss scale, found by trying or fixed."""
+    kinds = {"fp16": torch.amp.GradScaler, "fp16-fixed": FixedScale}
+    return kinds[precision](device.type) if precision in kinds else None

@@ -30,10 +30,11 @@ class Ranks:
         """Whether this rank writes and prints."""
         return self.rank == 0
 
-    def wrapped(self, net: nn.Module, device: torch.device) -> nn.Module:
-        """The module to call in training."""
+    def wrapped(self, net: nn.Module, device: torch.device, compiled: bool = False) -> Any:
+        """What to call in training. The net itself is left as it is: curvature differentiates it twice."""
         if self.kind == "ddp":
-            return nn.parallel.DistributedDataParallel(net, device_ids=[device] if device.type == "cuda" else None)
+            inner: Any = torch.compile(net) if compiled else net
+            return nn.parallel.DistributedDataParallel(inner, device_ids=[device] if device.type == "cuda" else None)
         if self.kind == "fsdp2":
             from torch.distributed.fsdp import fully_shard
 
@@ -41,7 +42,7 @@ class Ranks:
                 if any(True for _ in part.parameters()):
                     fully_shard(part)
             fully_shard(net)
-        return net
+        return torch.compile(net) if compiled else net
 
     def mean_(self, totals: Tensor) -> Tensor:
         """Averaged over the ranks, in place."""

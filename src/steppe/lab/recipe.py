@@ -21,7 +21,7 @@ from .errors import LabError, unknown
 from .method_text import canonical, make_method, pieces_of, plain_value
 
 BASES = ("sgd", "adam", "adamw", "adabelief")
-PRECISIONS = ("float32", "tf32", "bf16", "fp16", "float64")
+PRECISIONS = ("float32", "tf32", "bf16", "fp16", "fp16-fixed", "float64")
 AUXILIARIES = ("fresh", "fixed", "previous")
 _STEP = re.compile(r"step:([\d.eE+-]+)/([\d.eE+-]+)")
 

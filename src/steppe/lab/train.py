@@ -67,9 +67,7 @@ class Run:
         if self.device.type == "cuda":
             # What its convolutions are fastest with.
             self.net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        if recipe.compile:
-            self.net.compile()
-        self.model = ranks.wrapped(self.net, self.device)
+        self.model = ranks.wrapped(self.net, self.device, recipe.compile)
         self.optimizer = SharpnessAware(
             make_base(recipe, self.net.parameters()), method, model=self.model, seed=seed_for(recipe.seed) % 2**31
         )

@@ -46,6 +46,7 @@ class Experiment:
     measuring: Measuring | None = None  # at the end of every run
     measuring_small: Measuring | None = None  # at small scale, where the same would be too long
     watch: Watch | None = None  # after chosen epochs
+    watch_small: Watch | None = None  # likewise
     compute: Callable[[str, str, int], dict[str, Any]] | None = None  # of cell, scale and seed, without the lab
     choices: tuple[str, ...] = ()  # what the paper leaves open, and what is done here
     shorter: int = 10  # at small scale epochs, warm-up and schedule are divided by this
@@ -96,6 +97,8 @@ class Experiment:
 
     def watch_at(self, scale: str) -> Watch | None:
         """What is measured during training at a scale."""
+        if scale == "small" and self.watch_small is not None:
+            return self.watch_small
         return self.watch if self.watch is None or scale != "smoke" else self.watch.tiny()
 
 

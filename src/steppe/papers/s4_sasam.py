@@ -29,16 +29,16 @@ def _grid(model: str) -> tuple[Cell, ...]:
             for decay in DECAYS:
                 fields: dict[str, Any] = {
                     "data": "cifar-10", "model": model, "method": text.format(rho=round(math.sqrt(lr), 6)),
-                    "base": base,
-                    "lr": lr, "momentum": momentum, "weight_decay": decay, "batch": 128, "epochs": 50,
+                    "base": base, "lr": lr, "momentum": momentum, "weight_decay": decay, "batch": 128, "epochs": 50,
+                    "precision": "tf32",
                 }  # fmt: skip
                 cells.append(trained(f"{name}/lr-{lr:g}/wd-{decay:g}", f"{label}, lr {lr:g}, wd {decay:g}", **fields))
     return tuple(cells)
 
 
 _SAID = (
-    "Batch, epochs and augmentation are not given: 128, 50, none. SAM's ρ is the root of the learning rate, as the "
-    "paper has it; SAM, SA-SAM and SA-SGD are on SGD without momentum.",
+    "Batch, epochs, augmentation and precision are not given: 128, 50, none, TF32. SAM's ρ is the root of the learning "
+    "rate, as the paper has it; SAM, SA-SAM and SA-SGD are on SGD without momentum.",
     "CIFAR-10-C is made anew from the test images unless its files are there: compare methods with each other only. "
     "Curvature is measured on 1000 test images, clean and corrupted.",
 )
