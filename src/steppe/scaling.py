@@ -24,15 +24,15 @@ class FixedScale(GradScaler):
     >>> from steppe import SAM, SharpnessAware
     >>> model = nn.Linear(2, 1)
     >>> opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), SAM(), model=model)
-    >>> scaler = FixedScale("cpu", 1024.0)
+    >>> scaler = FixedScale("cpu", 512.0)
     >>> loss = opt.gradient(lambda: model(torch.ones(4, 2)).square().mean(), scaler=scaler)
     >>> scaler.step(opt)
     >>> scaler.update()
     >>> scaler.get_scale()
-    1024.0
+    512.0
     """
 
-    def __init__(self, device: str = "cuda", scale: float = 2.0**12):
+    def __init__(self, device: str = "cuda", scale: float = 2.0**10):
         super().__init__(device, init_scale=scale)
 
     def _maybe_opt_step(self, optimizer: Optimizer, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:

@@ -37,7 +37,7 @@ RECIPE_OPTIONS: dict[str, tuple[Any, str]] = {
     "mixup": (float, "Mixup's alpha; 0 for none."),
     "precision": (
         str,
-        "float32, tf32, bf16, fp16, fp16-fixed (a loss scale of 4096) or float64.",
+        "float32, tf32, bf16, fp16, fp16-fixed (a loss scale of 1024) or float64.",
     ),
     "clip": (float, "Largest norm of the direction; 0 for any."),
     "share": (float, "Train on this share of the data, the first."),
