@@ -234,13 +234,30 @@ def test_periodic_updates(tmp_path):
     )
 
 
-def test_instability_is_divergence_or_spread(tmp_path):
+def test_instability_is_runs_that_are_lost(tmp_path):
     calm = {"T/2": [0.70, 0.702, 0.704], "T/5": [0.70, 0.702, 0.705]}
     assert trend("unstable", kept(tmp_path / "calm", "s0/fig6", calm))[0] == "not reproduced"
     fill(tmp_path / "wild" / "runs", "s0/fig6", {"T/5": [0.1]}, status="diverged")
     wild = kept(tmp_path / "wild", "s0/fig6", {"T/2": calm["T/2"]})
     verdict, found = trend("unstable", wild)
-    assert verdict == "reproduced" and "T = 5: none finished, 1 of 1 diverged" in found.said
+    assert verdict == "reproduced" and "T = 5: none finished, 1 of 1 lost" in found.said
+    fallen = kept(tmp_path / "fallen", "s0/fig6", {"T/2": calm["T/2"], "T/3": [0.1, 0.1, 0.36]})
+    verdict, found = trend("unstable", fallen)
+    assert verdict == "reproduced" and "T = 3: 18.67 ± 8.67, 2 of 3 lost" in found.said
+
+
+def test_a_figure_is_of_one_scale(tmp_path):
+    """Three of Figure 6's cells are Table 1's GAM, run at full scale: they must not stand beside small runs."""
+    small = {"T/1": [0.50, 0.51], "T/2": [0.49, 0.48], "T/3": [0.1, 0.1], "eps/0.01": [0.47, 0.48], "batch/50": [0.4]}
+    kept(tmp_path, "s0/fig6", small, "small")
+    fill(tmp_path / "full", "s0/table1", {"cifar10/cnn-5/gam": [0.70, 0.71]})
+    collect(tmp_path / "full", find("s0/table1"), "full", tmp_path / "results")
+    results, figure = Results.read(tmp_path / "results"), find("s0/fig6")
+    assert results.scale_of(figure) == "small" and results.scale_of(find("s0/table1")) == "full"
+    scale, group = results.best(figure, "T/2")
+    assert scale == "small" and group.mean("test_accuracy").value == pytest.approx(0.485)
+    assert results.best(find("s0/table1"), "cifar10/cnn-5/gam")[0] == "full"
+    assert trend("unstable", results)[1].holds
 
 
 def test_insensitivity_to_epsilon(tmp_path):

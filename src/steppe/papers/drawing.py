@@ -13,7 +13,7 @@ from .runs import Results
 
 
 class Kept:
-    """The results of one experiment, all of one scale: the largest there is."""
+    """The results of one experiment, all of one scale: the one that most of it was run at."""
 
     def __init__(self, experiment: Experiment, results: Results):
         self.experiment, self.results = experiment, results

@@ -263,15 +263,15 @@ def _landscapes(kept: Kept) -> Figure:
 
 
 def _shares(kept: Kept) -> Figure:
-    figure, axes = axes_for(2, 3.8, 3.0)
-    for axis, data in zip(axes, ("cifar10", "cifar100"), strict=True):
+    sets = list(dict.fromkeys(name.split("/")[0] for name in kept.groups()))
+    figure, axes = axes_for(len(sets), 3.8, 3.0)
+    for axis, data in zip(axes, sets, strict=True):
         for name, group in kept.groups().items():
             speed, accuracy = group.mean("images_per_second"), group.mean("test_accuracy")
             if name.startswith(f"{data}/") and speed and accuracy:
                 points(axis, [speed.value], [accuracy], marker="o", label=name.split("/")[1])
         axis.set(title=data, xlabel="images a second", ylabel="test accuracy, %")
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=6)
+        axis.legend(fontsize=6)
     return figure
 
 
@@ -300,23 +300,36 @@ def _heat_maps(kept: Kept) -> Figure:
     names = [name for name in s4_sasam.OPTIMIZERS if name in shown["test_accuracy"]]
     if not names:
         return None
+    run = {at for by in shown["test_accuracy"].values() for at in by}
+    lrs = [lr for lr in s4_sasam.LRS if any(lr == there for there, _ in run)]
+    decays = [wd for wd in s4_sasam.DECAYS if any(wd == there for _, there in run)]
     figure, axes = axes_for(len(metrics) * len(names), 1.9, 1.8, most=len(names))
     for axis, (metric, name) in zip(axes, ((m, n) for m in metrics for n in names), strict=True):
         at = shown[metric].get(name, {})
-        values = np.array([[at.get((lr, wd), np.nan) for wd in s4_sasam.DECAYS] for lr in s4_sasam.LRS])
+        values = np.array([[at.get((lr, wd), np.nan) for wd in decays] for lr in lrs])
         ends = [abs(v) for by in shown[metric].values() for v in by.values()]  # one scale for all optimizers
         low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
         if "accuracy" not in metric:
             low, high = np.log10(low + 1e-12), np.log10(high + 1e-12)
         colours = values if "accuracy" in metric else np.log10(np.abs(values) + 1e-12)
-        axis.imshow(colours, cmap="viridis", vmin=low, vmax=high)
+        axis.imshow(colours, cmap="cividis", vmin=low, vmax=high, aspect="auto")
         for i, j in np.ndindex(values.shape):
             if np.isfinite(values[i, j]):
-                axis.text(j, i, f"{values[i, j]:.2g}", ha="center", va="center", fontsize=5, color="white")
-        axis.set_xticks(range(4), [f"{wd:g}" for wd in s4_sasam.DECAYS], fontsize=5)
-        axis.set_yticks(range(4), [f"{lr:g}" for lr in s4_sasam.LRS], fontsize=5)
-        axis.set_title(f"{name}, {metric}", fontsize=6)
+                light = colours[i, j] > (low + high) / 2
+                text = f"{values[i, j]:.2f}" if "accuracy" in metric else f"{values[i, j]:.2g}"
+                axis.text(j, i, text, ha="center", va="center", fontsize=6, color="black" if light else "white")
+        axis.set_xticks(range(len(decays)), [f"{wd:g}" for wd in decays], fontsize=6)
+        axis.set_yticks(range(len(lrs)), [f"{lr:g}" for lr in lrs], fontsize=6)
+        axis.set_xlabel("weight decay", fontsize=6)
+        axis.set_ylabel("learning rate", fontsize=6)
+        axis.set_title(f"{s4_sasam.OPTIMIZERS[name][0]}: {_SHIFTED[metric]}", fontsize=7)
     return figure
+
+
+_SHIFTED = {
+    "test_accuracy": "accuracy", "shifted_accuracy": "accuracy, shifted", "trace": "Tr(H)",
+    "shifted_trace": "Tr(H), shifted", "top": "λ_max", "shifted_top": "λ_max, shifted",
+}  # fmt: skip
 
 
 def _cost(kept: Kept) -> Figure:

@@ -19,6 +19,7 @@ from .experiment import Cell, Experiment, differing, select, without_seed
 
 RESULTS = Path(__file__).parent / "results"
 FORMAT = "steppe-paper/1"
+KEPT_SCALES = ("full", "small")
 Kept = dict[str, Any]
 
 
@@ -251,6 +252,7 @@ class Results:
     """Kept results by what was run: a figure finds the runs of a table if their recipes are the same."""
 
     by_file: dict[str, dict[str, dict[int, Kept]]] = field(default_factory=dict)
+    _scales: dict[str, str] = field(default_factory=dict)  # found already
 
     @classmethod
     def read(cls, folder: Path | None = None) -> Results:
@@ -281,17 +283,27 @@ class Results:
         return Group(cell.label, cell.role, recipe, [runs[seed] for seed in sorted(runs)])
 
     def best(self, experiment: Experiment, cell: Cell | str) -> tuple[str, Group]:
-        """The largest scale at which a cell was run, and its runs there; of no scale and without runs if never."""
-        for scale in ("full", "small"):
-            group = self.of(experiment, cell, scale)
+        """A cell's runs at the experiment's scale, else at another, and the scale; no scale, no runs if never run."""
+        own = self.scale_of(experiment)
+        for scale in (own, *(scale for scale in KEPT_SCALES if scale != own)):
+            group = self.of(experiment, cell, scale or "full")
             if group.records:
                 return scale, group
         return "", self.of(experiment, cell)
 
     def scale_of(self, experiment: Experiment) -> str:
-        """The largest scale of any of an experiment's runs; "" if there are none."""
-        scales = {self.best(experiment, cell)[0] for cell in experiment.cells}
-        return next((scale for scale in ("full", "small") if scale in scales), "")
+        """The scale that most of an experiment's cells were run at; "" if there are none.
+
+        Not the largest: a figure's cell may be a table's too, run at full scale, and must not stand alone there.
+        """
+        if experiment.name not in self._scales:
+            counts = {
+                scale: sum(bool(self.of(experiment, cell, scale).records) for cell in experiment.cells)
+                for scale in KEPT_SCALES
+            }
+            most = max(KEPT_SCALES, key=lambda scale: counts[scale])
+            self._scales[experiment.name] = most if counts[most] else ""
+        return self._scales[experiment.name]
 
 
 def _what(line: Kept) -> str:

@@ -297,20 +297,21 @@ def _periodic(experiment: Experiment, results: Results) -> Finding:
 
 
 def _unstable(experiment: Experiment, results: Results) -> Finding:
-    """Large T: runs that diverge, or seeds more than five times as far apart as at T = 2."""
+    """Large T: runs that are lost (NaN, or less than half the accuracy of T = 2)."""
     scale, usual = results.best(experiment, "T/2")
-    large = [results.of(experiment, f"T/{T}", scale or "full") for T in TS if T > 2]
+    large = {T: results.of(experiment, f"T/{T}", scale or "full") for T in TS if T > 2}
     base = usual.mean("test_accuracy")
-    if base is None or base.error is None or not any(group.records for group in large):
+    if base is None or base.error is None or not any(group.records for group in large.values()):
         return NOTHING
-    lines, unstable = [f"T = 2: {100 * base.value:.2f} ± {100 * base.error:.2f}"], False
-    for T, group in zip((T for T in TS if T > 2), large, strict=True):
-        mean, lost = group.mean("test_accuracy"), len(group.diverged)
-        unstable |= lost > 0 or (mean is not None and (mean.error or 0) > 5 * base.error)
+    lines, all_lost = [f"T = 2: {100 * base.value:.2f} ± {100 * base.error:.2f}"], 0
+    for T, group in large.items():
+        mean = group.mean("test_accuracy")
+        lost = len(group.diverged) + sum(r["final"]["test_accuracy"] < base.value / 2 for r in group.done)
+        all_lost += lost
         if group.records:
             shown = "none finished" if mean is None else f"{100 * mean.value:.2f} ± {100 * (mean.error or 0):.2f}"
-            lines.append(f"T = {T}: {shown}" + (f", {lost} of {len(group.records)} diverged" if lost else ""))
-    return Finding(unstable, "; ".join(lines), base.n, scale)
+            lines.append(f"T = {T}: {shown}" + (f", {lost} of {len(group.records)} lost" if lost else ""))
+    return Finding(all_lost > 0, "; ".join(lines), base.n, scale)
 
 
 def _early(experiment: Experiment, results: Results) -> Finding:
