@@ -13,11 +13,12 @@ class FixedScale(GradScaler):
 
     A `GradScaler` finds its scale by trying: gradients that overflow skip the step, and to know that the host waits
     for the device in every one. Where a scale is known to do, that wait is for nothing: with this, `capture` records
-    the whole step, and several runs on one GPU overlap. float16 rounds like TF32, eight times finer than bfloat16, and
-    is as fast as bfloat16.
+    the whole step, and several runs on one GPU overlap. float16 rounds eight times finer than bfloat16 and is about as
+    fast.
 
     Nothing is skipped: if a gradient does overflow, the weights become NaN. Activations' gradients below 6e-8 / `scale`
-    are lost, gradients above 65504 / `scale` overflow.
+    are lost, gradients above 65504 / `scale` overflow: take this for methods that stay close to w, not for GAM, whose
+    looks go far.
 
     >>> import torch
     >>> from torch import nn
