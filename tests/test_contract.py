@@ -359,3 +359,17 @@ def test_a_compiled_model_gives_equal_steps_and_compiles_once(method):
             opt.step(**data.closures(compiled))
     assert counters["stats"]["unique_graphs"] == 1
     torch.testing.assert_close(weights(model), weights(eager), rtol=1e-9, atol=1e-11)
+
+
+@every_variant
+def test_another_method_may_take_over(method):
+    """Given to the optimizer half-way it finds its memory made, as in a copy that is given it before its first step."""
+    if "lr" in method.needs:
+        pytest.skip("sets its own learning rate, and must do so from the start")
+    model, opt = train(steppe.SAM(), count=2)
+    other, fresh = copy.deepcopy((model, opt))
+    opt.method = fresh.method = method
+    for data in problems.steps(3):
+        by_closure(opt, model, data)
+        by_closure(fresh, other, data)
+    assert torch.equal(weights(model), weights(other))

@@ -77,6 +77,7 @@ class SharpnessAware(Optimizer):
         self._room: Vector | None = None  # memory for a copy of the weights, likewise
         self._generators: Generators = {}  # of the method's draws, likewise
         self._space_before: Space | None = None  # the last step's, likewise
+        self._kind_before: type[Method] | None = None  # of the method whose memory was made
         self._lr_set: Any = None  # the learning rate the method has set
         self._scaler_steps = False  # a GradScaler is calling
         Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
@@ -365,8 +366,9 @@ class SharpnessAware(Optimizer):
             raise RuntimeError("the base optimizer has no parameter that requires a gradient")
         special = any("perturb" in group or "adaptive" in group for group in self.param_groups)
         flags = (self._by_group("perturb", True), self._by_group("adaptive", True)) if special else (None, None)
-        if self._space_before is None or not self._space_before.fits(params, *flags):
-            self._space_before, self._room = Space(params, *flags), None
+        before, kind = self._space_before, type(self.method)
+        if before is None or kind is not self._kind_before or not before.fits(params, *flags):
+            self._space_before, self._kind_before, self._room = Space(params, *flags), kind, None
             self._store.prepare(self.method, self._space_before)
         return self._space_before
 
