@@ -112,13 +112,15 @@ def _section(experiment: Experiment, results: Results) -> str:
         text += ["", "At equal cost, with Holm's correction over the methods:", "", *_table(against)]
     if said := offset(shown):
         text += ["", said]
+    missing = len(shown) - len(run)
+    listed = shown if missing <= 60 else run
     if run:
-        text += ["", '<details markdown="1"><summary>Each number</summary>', "", *_table([HEADER, *_texts(shown)])]
+        text += ["", '<details markdown="1"><summary>Each number</summary>', "", *_table([HEADER, *_texts(listed)])]
         text += ["", "</details>"]
-    elif shown and len(shown) <= 60:
-        text += ["", *_table([HEADER, *_texts(shown)])]
-    elif shown:
-        text += ["", f"{len(shown)} numbers: not run. `steppe paper show {experiment.name}` lists them."]
+    elif listed:
+        text += ["", *_table([HEADER, *_texts(listed)])]
+    if len(listed) < len(shown):
+        text += ["", f"{missing} numbers: not run. `steppe paper show {experiment.name}` names them."]
     text += ["", *(f"{line}." for line in run_on(experiment, results))]
     if not run and not results.scale_of(experiment):
         text += ["", "**not run**"]
