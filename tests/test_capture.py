@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import weakref
 from dataclasses import fields, replace
 from functools import partial
 
@@ -391,6 +392,22 @@ def test_an_old_recording_may_become_garbage_while_a_new_one_is_made(exact):
     finally:
         gc.set_threshold(*before)
     assert step.how.startswith("replayed"), step.how
+
+
+def test_a_captured_step_is_freed_when_it_is_let_go():
+    """Its optimizer does not hold it; and goes on without it."""
+    model = torch.nn.Linear(2, 1)
+    opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(), model=model)
+    step = steppe.capture(lambda x: model(x).square().mean(), opt)
+    step(torch.ones(3, 2))
+    gone = weakref.ref(step)
+    gc.disable()
+    try:
+        del step
+        assert gone() is None
+    finally:
+        gc.enable()
+    opt.load_state_dict(opt.state_dict())
 
 
 def test_nothing_is_collected_while_recording():

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -97,7 +98,13 @@ class Captured:
         self._obstacle = _obstacle(opt)
         self._whole = False  # whether the base's step is recorded with the looks
         self.reset()
-        opt.register_load_state_dict_post_hook(lambda *_: self.reset())
+        me = weakref.ref(self)  # a circle would keep the recordings, and their memory, until Python looks for such
+
+        def forget(*_: Any) -> None:
+            if (captured := me()) is not None:
+                captured.reset()
+
+        opt.register_load_state_dict_post_hook(forget)
 
     @property
     def how(self) -> str:

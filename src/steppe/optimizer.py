@@ -367,10 +367,12 @@ class SharpnessAware(Optimizer):
         special = any("perturb" in group or "adaptive" in group for group in self.param_groups)
         flags = (self._by_group("perturb", True), self._by_group("adaptive", True)) if special else (None, None)
         before, kind = self._space_before, type(self.method)
-        if before is None or kind is not self._kind_before or not before.fits(params, *flags):
-            self._space_before, self._kind_before, self._room = Space(params, *flags), kind, None
-            self._store.prepare(self.method, self._space_before)
-        return self._space_before
+        if before is not None and kind is self._kind_before and before.fits(params, *flags):
+            return before
+        space = Space(params, *flags)
+        self._space_before, self._kind_before, self._room = space, kind, None
+        self._store.prepare(self.method, space)
+        return space
 
     def _by_group(self, key: str, default: Any = None) -> list[Any]:
         """What each trainable parameter's group says."""

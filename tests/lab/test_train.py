@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -111,6 +113,20 @@ def test_runs_in_turns_are_the_runs_alone():
         assert_same(weights(one), weights(other))
         a, b = one.record["epochs"][-1], other.record["epochs"][-1]
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
+
+
+@pytest.mark.parametrize("method", ["plain", "sam", "gam:period=2"])
+def test_a_run_is_freed_when_it_is_let_go(method):
+    """Without Python's search for circles, which comes too late for a GPU's memory."""
+    gc.collect()
+    gc.disable()
+    try:
+        run = trained(replace(SHORT, method=method, clip=1.0))
+        gone = weakref.ref(run), weakref.ref(run.net), weakref.ref(run.optimizer)
+        del run
+        assert [ref() for ref in gone] == [None, None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")

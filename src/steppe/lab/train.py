@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,12 @@ class Run:
         exact = torch.float32 if self.device.type == "mps" else torch.float64
         self.totals = torch.zeros(3, dtype=exact, device=self.device)  # loss, right answers, steps while all was finite
         self._test_totals = torch.zeros(2, dtype=exact, device=self.device)
-        self._step = capture(
-            self._loss, self.optimizer, scaler=self.scaler, between=self._clip if recipe.clip else None
-        )
-        self._test = Replay(self._count_test) if ranks.world == 1 else self._count_test
+        # No circle with what is recorded: a run that has ended must leave a GPU's memory at once.
+        me = weakref.proxy(self)
+        clip = (lambda: me._clip()) if recipe.clip else None
+        self._step = capture(lambda *batch: me._loss(*batch), self.optimizer, scaler=self.scaler, between=clip)
+        count = lambda *batch: me._count_test(*batch)  # noqa: E731
+        self._test = Replay(count) if ranks.world == 1 else count
         self._looks_before = 0  # in earlier processes
         self._random = default_generator(self.device)
         self.record: Record = new_record(recipe, role, label, device)
