@@ -130,6 +130,7 @@ class Contest:
     better: str
     worse: str
     where: str = ""  # for people: which column
+    stands_in: bool = False  # not the paper's: counts where it was run, and is not missed where it was not
 
 
 def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bool = True, allow: int = 0) -> Any:
@@ -152,11 +153,11 @@ def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bo
         adjusted = holm([d.p for _, d in found])
         held = sum(d.mean.value > 0 and p < 0.05 and d.n >= FEWEST for (_, d), p in zip(found, adjusted, strict=True))
         lines = [f"{c.where or c.better}: {interval_text(d.mean, metric, larger)}" for c, d in found]
-        rest = f", {len(listed) - len(found)} not run" if len(found) < len(listed) else ""
+        missing = sum(not c.stands_in for c in listed) - sum(not c.stands_in for c, _ in found)
+        rest = f", {missing} not run" if missing else ""
         same = sum(d.mean.value > 0 for _, d in found)
         said = f"beyond doubt in {held} of {len(found)}, in that direction in {same}{rest}"
         holds = held >= len(found) - allow and held > 0
-        missing = len(listed) - len(found)
         part = said if len(found) > 1 else ""
         return Finding(holds, f"{said}; {'; '.join(lines)}", min(d.n for _, d in found), scale, missing, part)
 
