@@ -39,8 +39,8 @@ class GAM(Method):
     ``lr_times_period=True`` the γ-optimizer's learning rate makes up for the updates left out; too much of it
     in 400 steps on a fifth of CIFAR-10, where CNN-5 fell from 49 % at period 1 to 19 % at 20 (n = 3).
     ``gamma=(…)`` fixes the coefficients. ``normalize=True`` scales each dᵗ to ‖d¹‖: with large T, dᵗ grows like
-    λ_max^{t−1} and training can diverge. Of our runs of the document's table, T = 3 lost three of five on MNIST
-    with CNN-3 and none with MLP-3; T = 2 lost none of fifteen. With ``normalize=True`` none of three was lost
+    λ_max^{t−1} and training can diverge. Of our runs of the paper's table, T = 3 lost three of five on MNIST
+    with CNN-3 and none with MLP-3; T = 2 lost none of 25. With ``normalize=True`` none of three was lost
     there (96.5 to 96.9 %).
 
     Which auxiliary batch: Algorithm 1 samples it once, the text speaks of auxiliary minibatches. The caller gives
