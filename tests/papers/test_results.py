@@ -260,6 +260,7 @@ def test_a_figure_is_of_one_scale(tmp_path):
     scale, group = results.best(figure, "T/2")
     assert scale == "small" and group.mean("test_accuracy").value == pytest.approx(0.485)
     assert results.best(find("s0/table1"), "cifar10/cnn-5/gam")[0] == "full"
+    assert results.largest(figure, "T/2")[0] == "full" and results.largest(figure, "T/1")[0] == "small"
     assert trend("unstable", results)[1].holds
 
 

@@ -35,10 +35,7 @@ RECIPE_OPTIONS: dict[str, tuple[Any, str]] = {
     "warmup": (int, "Steps in which the learning rate rises from zero."),
     "augment": (str, "Augmentation: none, basic, cutout, randaugment, autoaugment, joined by +."),
     "mixup": (float, "Mixup's alpha; 0 for none."),
-    "precision": (
-        str,
-        "float32, tf32, bf16, fp16, fp16-fixed (a loss scale of 1024) or float64.",
-    ),
+    "precision": (str, "float32, tf32, bf16, fp16, fp16-fixed (a loss scale of 1024) or float64."),
     "clip": (float, "Largest norm of the direction; 0 for any."),
     "share": (float, "Train on this share of the data, the first."),
     "label_noise": (float, "Share of the training labels that are made wrong."),

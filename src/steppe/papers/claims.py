@@ -52,7 +52,7 @@ class Judged:
 def judge(claim: Claim, experiments: dict[str, Experiment], results: Results) -> Judged:
     """Whether our number is the paper's, to within two combined standard errors."""
     experiment = experiments[claim.experiment]
-    scale, group = results.best(experiment, claim.cell)
+    scale, group = results.largest(experiment, claim.cell)
     ours = group.mean(claim.metric)
     lost = f"{len(group.diverged)} of {len(group.records)} runs diverged" if group.diverged else ""
     if ours is None:

@@ -285,8 +285,13 @@ class Results:
     def best(self, experiment: Experiment, cell: Cell | str) -> tuple[str, Group]:
         """A cell's runs at the experiment's scale, else at another, and the scale; no scale, no runs if never run."""
         own = self.scale_of(experiment)
-        for scale in (own, *(scale for scale in KEPT_SCALES if scale != own)):
-            group = self.of(experiment, cell, scale or "full")
+        group = self.of(experiment, cell, own or "full")
+        return (own, group) if group.records else self.largest(experiment, cell)
+
+    def largest(self, experiment: Experiment, cell: Cell | str) -> tuple[str, Group]:
+        """The same at the largest scale that the cell was run at: for a number that is the paper's."""
+        for scale in KEPT_SCALES:
+            group = self.of(experiment, cell, scale)
             if group.records:
                 return scale, group
         return "", self.of(experiment, cell)
