@@ -150,8 +150,8 @@ EXPERIMENTS = (
         _table1(), seeds=5,
         choices=(*_SAID, "Fashion-MNIST is run in SVHN's place and compared with no number.",
                  "Precision is not stated: float32; TF32 for CNN-5 on SVHN and Fashion-MNIST; for CNN-14 float16 "
-                 "with a fixed loss scale, which rounds like TF32 and takes a quarter of float32's time, and for GAM, "
-                 "whose looks overflow that, TF32."),
+                 "with a fixed loss scale, which rounds nearly like TF32 and takes less than half of float32's time; "
+                 "for GAM, whose looks overflow that, TF32."),
         shorter=5, share=0.2,
     ),
     Experiment(
