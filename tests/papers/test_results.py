@@ -53,6 +53,16 @@ def test_collect_merges_folders_and_keeps_each_run_once(tmp_path):
     assert all(len(line) < 2000 for line in text.splitlines())
 
 
+def test_a_run_again_without_its_measurements_does_not_take_their_place(tmp_path):
+    runs, into = tmp_path / "runs", tmp_path / "results"
+    for accuracy, curvature in ((0.7, CURVATURE), (0.71, None), (0.72, CURVATURE)):
+        write_record(record(TABLE, CELL, 0, accuracy, curvature=curvature), runs)
+        assert collect(runs, find(TABLE), "full", into)[0] == 1
+        line = json.loads((into / "s0-table1.jsonl").read_text("utf-8"))
+        assert line["final"]["test_accuracy"] == {0.7: 0.7, 0.71: 0.7, 0.72: 0.72}[accuracy]
+        assert line["curvature"]
+
+
 def test_what_is_kept(tmp_path):
     runs = tmp_path / "runs"
     one = record(TABLE, CELL, 4, 0.7, seconds=8.0, metrics={"gamma": [0.2, 1 / 3], "slope": [1.0, 2.0]})

@@ -161,7 +161,9 @@ def collect(folder: Path, experiment: Experiment, scale: str = "full", into: Pat
         for record in ended:  # of cells with the same recipe the first one names it
             if without_seed(record["recipe"]) == wanted and record["key"] not in taken:
                 taken.add(record["key"])
-                kept[record["key"]] = compact(record, cell.name, scale)
+                line = compact(record, cell.name, scale)
+                if _measured(kept.get(record["key"])) <= _measured(line):
+                    kept[record["key"]] = line
     for file in computed:
         line = json.loads(file.read_text("utf-8"))
         if line["scale"] == scale:
@@ -173,6 +175,11 @@ def collect(folder: Path, experiment: Experiment, scale: str = "full", into: Pat
             text = "".join(json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n" for line in lines)
             beside.write_text(text, "utf-8")
     return len(kept), len(set(kept) - before)
+
+
+def _measured(line: Kept | None) -> set[str]:
+    """What was watched in a run: a training run again without it does not take its place."""
+    return set() if line is None else {*line["metrics"], *line["curvature"]}
 
 
 def _computed_files(folder: Path, experiment: Experiment, cell: Cell) -> list[Path]:
