@@ -125,6 +125,12 @@ def test_the_page_shows_ours_beside_the_papers(tmp_path):
     assert "| svhn/mlp-3/gam | GAM | 81.17 ± 0.22 | not run | 0 |  |  | not run |" in text.splitlines()
 
 
+def test_an_interval_of_an_accuracy_ends_where_accuracies_do(tmp_path):
+    results = kept(tmp_path, "s0/table1", {"mnist/cnn-3/gam": [0.97, 0.96, 0.08]})
+    line = next(line for line in maker().page(results).splitlines() if line.startswith("| mnist/cnn-3/gam | GAM | 96"))
+    assert "| 67.00 (0.00 to 100.00) | 3 |" in line
+
+
 def test_the_grid_is_printed_as_papers_do(tmp_path):
     cells = {"cifar10/cnn-5/gam": [0.690, 0.692, 0.694], "cifar10/cnn-5/sgd": [0.66], "fashion/mlp-3/gam": [0.9, 0.92]}
     results = kept(tmp_path, "s0/table1", cells)
@@ -132,7 +138,8 @@ def test_the_grid_is_printed_as_papers_do(tmp_path):
     assert "|  | cifar10/cnn-5 | fashion/mlp-3 |" in text
     assert "| gam | 69.20 ± 0.12 (3) / 69.40 | 91.00 ± 1.00 (2) |" in text
     assert "| sgd | 66.00 (1) / 66.33 | not run |" in text
-    assert next(line for line in text if " runs on " in line and "torch" in line).startswith("6 runs on ")
+    ran = next(line for line in text if " runs on " in line and "torch" in line)
+    assert ran.startswith("6 runs on ") and ran.endswith(": 1.0 minutes.")
     assert not any(line.startswith("Over ") for line in text)  # one number that can be compared is no offset
 
 

@@ -247,6 +247,16 @@ def test_periodic_updates(tmp_path):
     )
 
 
+def test_a_tenth_of_the_steps(tmp_path):
+    """The share of the gain that is kept; where there is none, a smaller loss is not a share of it."""
+    cells = {"cifar10/sgd": [0.94] * 3, "cifar10/gnam-1.0": [0.95] * 3, "cifar10/gnam-0.1": [0.949] * 3}
+    verdict, found = trend("a-tenth", kept(tmp_path / "gain", "s2/table7", cells))
+    assert verdict == "reproduced" and found.said == "cifar10: 90 % of the gain, for 0 % more time"
+    cells["cifar10/gnam-1.0"] = [0.93] * 3
+    verdict, found = trend("a-tenth", kept(tmp_path / "loss", "s2/table7", cells))
+    assert verdict == "not reproduced" and "no gain to keep (-1.00 points on all steps, +0.90 on a tenth)" in found.said
+
+
 def test_instability_is_runs_that_are_lost(tmp_path):
     calm = {"T/2": [0.70, 0.702, 0.704], "T/5": [0.70, 0.702, 0.705]}
     assert trend("unstable", kept(tmp_path / "calm", "s0/fig6", calm))[0] == "not reproduced"

@@ -126,7 +126,7 @@ def _fig5(kept: Kept) -> Figure:
                 most = max(most, statistics.median(run[0] for run in errors))
         axis.set_ylim(top=1.05 * most)  # runs that collapsed leave the picture: they would flatten all others
         stands_for = kept.experiment.cell(f"{column}/sgd").stands_for
-        title = f"{column}, in place of {stands_for}" if stands_for else column
+        title = f"{column} (for {stands_for})" if stands_for else column
         axis.set(title=title, xlabel="epoch", ylabel="test error, %")
     axes[0].legend(fontsize=7)
     return figure
@@ -271,6 +271,7 @@ def _shares(kept: Kept) -> Figure:
             if name.startswith(f"{data}/") and speed and accuracy:
                 points(axis, [speed.value], [accuracy], marker="o", label=name.split("/")[1])
         axis.set(title=data, xlabel="images a second", ylabel="test accuracy, %")
+        axis.locator_params(axis="x", nbins=4)
         axis.legend(fontsize=6)
     return figure
 

@@ -309,9 +309,12 @@ def _cheap(experiment: Experiment, results: Results) -> Finding:
         if all(means) and all(times):
             some, all_, none = (mean.value for mean in means if mean)
             extra = times[0].value / times[2].value - 1  # type: ignore[union-attr]
-            kept = (some - none) / (all_ - none) if all_ != none else float("nan")
-            said = f"{data}: {100 * kept:.0f} % of the gain for {100 * extra:.0f} % more time"
-            return Finding(kept >= 0.8 and extra <= 0.25, said, min(mean.n for mean in means if mean), scale)
+            gain, part = all_ - none, some - none
+            no_gain = f"no gain to keep ({100 * gain:+.2f} points on all steps, {100 * part:+.2f} on a tenth)"
+            kept = f"{100 * part / gain:.0f} % of the gain" if gain > 0 else no_gain
+            said = f"{data}: {kept}, for {100 * extra:.0f} % more time"
+            holds = gain > 0 and part >= 0.8 * gain and extra <= 0.25
+            return Finding(holds, said, min(mean.n for mean in means if mean), scale)
     return NOTHING
 
 

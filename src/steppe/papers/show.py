@@ -85,7 +85,10 @@ def our_number(mean: Mean | None, metric: str) -> str:
     number = f"{factor * mean.value:.2f}" if is_share(metric) else f"{mean.value:.4g}"
     if mean.low is None or mean.high is None:
         return f"{number} (no interval)"
-    ends = (f"{factor * end:.2f}" if is_share(metric) else f"{end:.4g}" for end in (mean.low, mean.high))
+    if is_share(metric):  # a t interval does not know that there is nothing below 0 and above 1
+        ends = [f"{factor * min(max(end, 0.0), 1.0):.2f}" for end in (mean.low, mean.high)]
+    else:
+        ends = [f"{end:.4g}" for end in (mean.low, mean.high)]
     return f"{number} ({' to '.join(ends)})"
 
 
@@ -216,15 +219,22 @@ def offset(shown: list[Line]) -> str:
 
 
 def run_on(experiment: Experiment, results: Results) -> list[str]:
-    """Hardware, versions and commits behind the results, with how many runs each."""
-    found: dict[str, set[str]] = {}
+    """Hardware, versions and commits behind the results, with how many runs each and how long they took."""
+    found: dict[str, dict[str, float]] = {}
     for cell in experiment.cells:
         for record in results.best(experiment, cell)[1].records:
             e = record["environment"]
             commit = f", commit {e['commit'][:8]}" if e.get("commit") else ""
             text = f"{e['device']}, torch {e['torch']}, Python {e['python']}, steppe {e['steppe']}{commit}"
-            found.setdefault(text, set()).add(record["key"])
-    return [f"{len(keys)} runs on {text}" for text, keys in found.items()]
+            found.setdefault(text, {})[record["key"]] = record.get("final", {}).get("seconds") or 0.0
+    return [
+        f"{len(runs)} run{'s' if len(runs) > 1 else ''} on {text}{_minutes(sum(runs.values()))}"
+        for text, runs in found.items()
+    ]
+
+
+def _minutes(seconds: float) -> str:
+    return f": {seconds / 60:.1f} minutes" if seconds else ""
 
 
 def fair(experiment: Experiment, results: Results) -> list[tuple[str, ...]]:
