@@ -1,18 +1,20 @@
-"""Writes docs/papers.md and its figures from the kept results: run it after `steppe paper collect`.
+"""Writes docs/papers.md, its figures and README's table from the kept results: run it after `steppe paper collect`.
 
 python docs/make_papers.py
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from steppe.papers import Experiment, experiments, modules
+from steppe.papers import Experiment, experiments, find, modules
 from steppe.papers.claims import NOT_REPRODUCED, NOT_RUN, REPRODUCED, SMALLER
 from steppe.papers.figures import FIGURES, draw, drawable
 from steppe.papers.runs import Results
+from steppe.papers.s0_gam import ROWS
 from steppe.papers.show import HEADER, Line, fair, findings, lines, matrix, offset, run_on
 
 DOCS = Path(__file__).parent
@@ -140,15 +142,29 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
 
 
+_BLOCK = re.compile(r"(<!-- s0/table1: begin -->\n).*?(\n<!-- s0/table1: end -->)", re.DOTALL)
+
+
+def in_readme(text: str, results: Results) -> str:
+    """README with S0's Table 1 as it is now: data and net down, methods across."""
+    grid = matrix(lines(find("s0/table1"), results))
+    shown = ["", "sgd", "sam-0.1", "crsam", "gam"]
+    table = [tuple(row[[r[0] for r in grid].index(name)] for name in shown) for row in zip(*grid, strict=True)]
+    table[0] = ("", *(ROWS[name][0] for name in shown[1:]))
+    return _BLOCK.sub(lambda found: found[1] + "\n".join(["", *_table(table), ""]) + found[2], text)
+
+
 def write(results: Results | None = None, docs: Path = DOCS) -> list[Path]:
-    """Write page and figures; what was written."""
+    """Write page, figures and README's table; what was written."""
     results = results or Results.read()
     for old in (docs / "assets" / "papers").glob("*.png"):
         old.unlink()
     drawn = [path for name in FIGURES if (path := draw(name, results, docs / "assets" / "papers"))]
     target = docs / "papers.md"
     target.write_text(page(results), encoding="utf-8")
-    return [target, *drawn]
+    readme = docs.parent / "README.md"
+    readme.write_text(in_readme(readme.read_text("utf-8"), results), encoding="utf-8")
+    return [target, readme, *drawn]
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ def trends_of(name: str):
 
 def test_the_page_is_what_the_results_say():
     assert (DOCS / "papers.md").read_text("utf-8") == maker().page(Results.read()), "run python docs/make_papers.py"
+    readme = (DOCS.parent / "README.md").read_text("utf-8")
+    assert "\n| cifar10/cnn-5 | " in readme and readme == maker().in_readme(readme, Results.read())
 
 
 def test_every_picture_on_the_page_is_drawn_from_these_results():
