@@ -97,7 +97,8 @@ _VERDICTS = (REPRODUCED, NOT_REPRODUCED, SMALLER, NOT_RUN)
 
 
 def _section(experiment: Experiment, results: Results) -> str:
-    text = [f"### {experiment.name} · {experiment.title}", "", f"The paper's: {experiment.shows}", ""]
+    shows = experiment.shows if experiment.paper == "extra" else f"The paper's: {experiment.shows}"
+    text = [f"### {experiment.name} · {experiment.title}", "", shows, ""]
     if experiment.needs:
         text += [f"Needs {experiment.needs}.", ""]
     for trend, verdict, found in findings(experiment, results):
