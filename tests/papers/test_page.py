@@ -169,6 +169,14 @@ def test_methods_against_the_base_that_cost_as_much(tmp_path):
     assert fair(find("extra/equal-cost"), Results()) == [] == fair(find("s0/table1"), results)
 
 
+def test_at_small_scale_a_little_longer_is_as_long(tmp_path):
+    """A tenth more of four epochs is four epochs: the same runs, which stand in the table once."""
+    cells = {"adam": [0.5, 0.51, 0.52], "sam": [0.6, 0.61, 0.62]}
+    results = kept(tmp_path, "extra/equal-cost", cells, "small", curvature=CURVATURE)
+    assert results.of(find("extra/equal-cost"), "adam-22", "small").records
+    assert [row[0] for row in fair(find("extra/equal-cost"), results)] == ["method", "Adam", "SAM"]
+
+
 def test_cells_that_are_other_tables_too_are_not_yet_a_figure(tmp_path):
     results = kept(tmp_path, "s0/table1", {"cifar10/cnn-5/gam": [0.7], "cifar10/cnn-5/sgd": [0.68]}, metrics=METRICS)
     assert drawable("s0/fig3", results) is None and draw("s0/fig3", results, tmp_path) is None
