@@ -335,11 +335,11 @@ _SHIFTED = {
 
 def _cost(kept: Kept) -> Figure:
     """Methods, and the base trained longer, from the cheapest to the dearest; of equal cost, the best first."""
-    distinct = {group.records[0]["key"]: group for group in reversed(kept.groups().values())}  # a short scale has twins
-    found = [(g, cost, mean) for g in distinct.values()
+    found = [(g, cost, mean) for g in kept.results.distinct(kept.experiment, kept.scale)
              if (cost := g.mean("gradients")) and (mean := g.mean("test_accuracy"))]  # fmt: skip
     found.sort(key=lambda row: (row[1].value, -row[2].value))
     cheapest = found[0][1].value
+    names = [f"{g.label}, {c.value / cheapest:.2g}x" if g.role == "method" else g.label for g, c, _ in found]
     figure, axes = axes_for(2, 4.6, 1.2 + 0.19 * len(found))
     for axis, metric, factor in zip(axes, ("test_accuracy", "top"), (100, 1), strict=True):
         for row, (group, _, _) in enumerate(found):
@@ -347,7 +347,6 @@ def _cost(kept: Kept) -> Figure:
                 error = None if mean.error is None else factor * mean.error
                 color = "C3" if group.role == "method" else GREY
                 axis.errorbar(factor * mean.value, row, xerr=error, marker="o", ms=3, capsize=2, color=color)
-        names = [f"{g.label}, {c.value / cheapest:.2g}x" if g.role == "method" else g.label for g, c, _ in found]
         axis.set_yticks(range(len(found)), names)
         axis.tick_params(axis="y", labelsize=6)
         axis.invert_yaxis()

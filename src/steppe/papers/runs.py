@@ -289,6 +289,12 @@ class Results:
                     runs.setdefault(seed, line)
         return Group(cell.label, cell.role, recipe, [runs[seed] for seed in sorted(runs)])
 
+    def distinct(self, experiment: Experiment, scale: str) -> list[Group]:
+        """The runs of every cell that has any, each once: at a short scale two cells may have the same recipe."""
+        groups = [self.of(experiment, cell, scale) for cell in experiment.cells]
+        first = {group.records[0]["key"]: group for group in reversed(groups) if group.records}
+        return list(reversed(first.values()))
+
     def best(self, experiment: Experiment, cell: Cell | str) -> tuple[str, Group]:
         """A cell's runs at the experiment's scale, else at another, and the scale; no scale, no runs if never run."""
         own = self.scale_of(experiment)

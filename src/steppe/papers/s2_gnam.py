@@ -174,7 +174,8 @@ EXPERIMENTS = (
                "ResNet-18: a tenth of the steps gains as much as all, at less than 25 % extra cost.", _shares(),
                seeds=3, shorter=20, share=0.2,
                choices=("The paper raises α when GNAM has fewer steps without saying how far: here it is the same.",
-                        _TF32)),
+                        _TF32, "Of the small runs, SGD's and GNAM 0.1's had the GPU to themselves; the others shared "
+                        "it, so that their speed is not to be compared.")),
     Experiment("s2/fig2", "Figure 2: local minima within ρ = 0.1", "More than one along most random directions.",
                tuple(_cell(f"{data}/sgd", data, "resnet-18", "sgd") for data in _DATA), seeds=1, measuring=Turns(),
                choices=("The net is not named: ResNet-18.",)),

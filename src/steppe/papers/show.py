@@ -242,13 +242,14 @@ def fair(experiment: Experiment, results: Results) -> list[tuple[str, ...]]:
     scale = results.scale_of(experiment)
     if not scale or not any(cell.role == "equal-cost" for cell in experiment.cells):
         return []
-    records: dict[str, dict[str, Any]] = {}  # by key: at a short scale two cells may be the same runs
-    for cell in experiment.cells:
-        for record in results.of(experiment, cell, scale).records:
-            records.setdefault(record["key"], {**record, "label": cell.label, "role": cell.role})
+    records = [
+        {**record, "label": group.label, "role": group.role}
+        for group in results.distinct(experiment, scale)
+        for record in group.records
+    ]
     measures = {"λ_max": "top", "trace": "trace", "sharpness": "sharpness"}
     table = [("method", "n", "test accuracy, %", "gradients", "seconds", "minus the base at equal cost", "", *measures)]
-    for row in summarise(records.values()):
+    for row in summarise(records):
         equal = row.equal_cost
         apart = "" if equal is None else f"{interval_text(equal.mean, 'test_accuracy')} against {equal.against}"
         seconds = row.seconds.value if row.seconds else None
