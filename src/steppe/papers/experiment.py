@@ -89,7 +89,8 @@ class Experiment:
         """Whether a run, as the lab records it or as it is kept, has all that this experiment measures."""
         if self.measuring is not None:
             name = getattr(self.measuring, "gives", "top")  # None: what it finds is welcome, and not needed
-            return name is None or name in (record.get("curvature") or {})
+            if name is not None and name not in (record.get("curvature") or {}):
+                return False
         if self.watch is not None:
             name, epochs = self.watch.gives, record["epochs"]
             return any(name in e for e in epochs) if isinstance(epochs, list) else name in record["metrics"]

@@ -137,6 +137,12 @@ def _fig6() -> tuple[Cell, ...]:
     return tuple(cells)
 
 
+# Figures 3 and 5 are of the same nets: whoever trains them for one has the other.
+_MEASURED: dict[str, Any] = {
+    "watch": Watch(top=50, parts=2), "watch_small": Watch(top=50, parts=1, samples=128), "shorter": 20,
+    "measuring": Measuring(points=21, reach=1.0),
+    "measuring_small": Measuring(points=21, reach=1.0, samples=256, dimension=32, products=64),
+}  # fmt: skip
 _BASIC = tuple(_cell(f"{data}/{row}", data, "resnet-18", row) for data in _DATA for row in FOUR)
 _C10 = "CIFAR-10 beside the paper's CIFAR-100."
 _RHO = "SAM has the ρ of GNAM (0.04 on CIFAR-10, 0.1 on CIFAR-100)."
@@ -146,7 +152,7 @@ EXPERIMENTS = (
     Experiment("s2/table1", "Table 1: five models on CIFAR-10 and CIFAR-100, four augmentations",
                "GNAM above SGD, SAM + GNAM above SAM, nearly everywhere.",
                _table(("resnet-18", "resnet-101", "wrn-28-2", "wrn-28-10", "pyramidnet-110"), FOUR), seeds=3,
-               choices=(_RHO, _TF32), shorter=20, share=0.2),
+               choices=(_RHO, _TF32), shorter=20),
     Experiment("s2/table2", "Table 2: ImageNet", "The same order on ImageNet.", _table2(), seeds=3,
                needs="ImageNet, timm for all but ResNet-50",
                choices=("Table 9's settings. Top-5 is not measured.",)),
@@ -164,27 +170,25 @@ EXPERIMENTS = (
                "noise, the more GNAM gains.",
                tuple(_cell(f"noise-{n}/{row}", "cifar10", "resnet-32", row, label_noise=n / 100)
                      for n in NOISES for row in FOUR), seeds=3,
-               choices=("Which ResNet-32 is not said; He et al.'s here. α 0.1.", _TF32), shorter=20, share=0.2),
+               choices=("Which ResNet-32 is not said; He et al.'s here. α 0.1.", _TF32), shorter=20),
     Experiment("s2/human-noise", "Labels that people gave (CIFAR-10N; not in the paper)", "Nothing: Table 6 flips "
                "labels at random. These are wrong as people are wrong: 40 % (worse), 9 % (aggre: a vote of three).",
                tuple(_cell(f"{kind}/{row}", "cifar10", "resnet-32", row, data=f"cifar-10n:{kind}")
                      for kind in ("worse", "aggre") for row in FOUR), seeds=3,
-               needs="CIFAR-10N", choices=("As Table 6.",), shorter=20, share=0.2),
+               needs="CIFAR-10N", choices=("As Table 6.",), shorter=20),
     Experiment("s2/table7", "Table 7 and Figure 4: GNAM on a share of the steps",
                "ResNet-18: a tenth of the steps gains as much as all, at less than 25 % extra cost.", _shares(),
-               seeds=3, shorter=20, share=0.2,
+               seeds=3, shorter=20,
                choices=("The paper raises α when GNAM has fewer steps without saying how far: here it is the same.",
-                        _TF32, "Of the small runs, SGD's and GNAM 0.1's had the GPU to themselves; the others shared "
-                        "it, so that their speed is not to be compared.")),
+                        _TF32)),
     Experiment("s2/fig2", "Figure 2: local minima within ρ = 0.1", "More than one along most random directions.",
                tuple(_cell(f"{data}/sgd", data, "resnet-18", "sgd") for data in _DATA), seeds=1, measuring=Turns(),
                choices=("The net is not named: ResNet-18.",)),
     Experiment("s2/fig3", "Figure 3: top-50 eigenvalues and trace, half way and at the end",
                "ResNet-18 on CIFAR-100: SGD's grow during training; SAM + GNAM's are the smallest.", _BASIC, seeds=1,
-               watch=Watch(top=50, parts=2), watch_small=Watch(top=50, parts=1, samples=128),
-               choices=(_C10, _TF32, "At small scale at the end alone, on 128 examples."), shorter=20, share=0.2),
+               choices=(_C10, _TF32, "At small scale at the end alone, on 128 examples."), **_MEASURED),
     Experiment("s2/fig5", "Figure 5: landscapes", "ResNet-18 on CIFAR-100: GNAM's are flatter than SGD's and SAM's.",
-               _BASIC, seeds=1, measuring=Measuring(points=21, reach=1.0), choices=(_C10,)),
+               _BASIC, seeds=1, choices=(_C10, _TF32), **_MEASURED),
     Experiment("s2/fig6", "Figure 6: ρ and α", "ResNet-101 on CIFAR-100: above SGD for all values.", _fig6(), seeds=1,
                choices=("The values are read off no axis: they are ours.",)),
 )  # fmt: skip
