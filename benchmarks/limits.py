@@ -2,10 +2,8 @@
 
     python benchmarks/limits.py [--results FOLDER]
 
-Three questions, each answered in one run, medians of contenders timed in turn:
+Two questions, each answered in one run, medians of contenders timed in turn (`host.py` answers a third):
 
-host: how long the host works for an eager SAM step on ResNet-18, beside how long the device does. Where the host is
-    slower, it is the host that an eager step waits for, and only a recorded step is free of it.
 one pass: GAM needs the gradients of two batches at one point. One after the other, or both in one batched pass?
 precision: what float32, TF32, bfloat16 and float16 (with a fixed loss scale) cost, recorded, several seeds at once; and
     what they do to GAM, whose directions and slopes are differences of gradients: the error against float64, on a net
@@ -17,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from common import RESULTS, Spread, Step, environment, interleaved, pick_device, show_table, write_json
-from contenders import bare, peers, steppe_closure
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -46,39 +42,6 @@ def set_tf32(on: bool) -> None:
 
 def under(precision: str) -> contextlib.AbstractContextManager[Any]:
     return torch.autocast("cuda", getattr(torch, precision)) if precision in AUTOCAST else contextlib.nullcontext()
-
-
-# The host
-
-
-def host(device: torch.device) -> list[dict[str, Any]]:
-    """Milliseconds until Python is done with a step, and until the device is."""
-    set_tf32(True)
-    makers = {"two bare passes": bare(2), "steppe": steppe_closure("SAM"), **peers("SAM")}
-    images = torch.rand(128, 3, 32, 32, device=device)
-    labels = torch.randint(10, (128,), device=device)
-    steps = {}
-    for name, make in makers.items():
-        torch.manual_seed(0)
-        model = build("resnet-18", (3, 32, 32), 10).to(device)
-        try:
-            steps[name] = make(model, lambda model=model: F.cross_entropy(model(images), labels))
-        except ImportError:
-            print(f"not installed, left out: {name}")
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
-    for name, step in (pair for _ in range(12) for pair in steps.items()):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(5):
-            step()
-        returned = time.perf_counter()
-        torch.cuda.synchronize()
-        times[name].append(((returned - began) / 5, (time.perf_counter() - began) / 5))
-    rows = []
-    for name, samples in times.items():
-        spreads = [Spread.of(values, 1e3) for values in zip(*samples[2:], strict=True)]
-        rows.append({"contender": name, "host_ms": asdict(spreads[0]), "all_ms": asdict(spreads[1])})
-    return rows
 
 
 # Two gradients at one point
@@ -216,9 +179,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
     args = parser.parse_args()
     device = pick_device("cuda")
-    found = {"host": host(device), "one_pass": one_pass(device), "precision": precision(device)}
-    rows = [[r["contender"], f"{r['host_ms']['median']:.2f}", f"{r['all_ms']['median']:.2f}"] for r in found["host"]]
-    show_table("eager SAM step, ResNet-18, batch 128", ["step", "host, ms", "until the device is done"], rows)
+    found = {"one_pass": one_pass(device), "precision": precision(device)}
     rows = [[r["model"], f"{r['apart']['median']:.3f}", f"{r['joined']['median']:.3f}"] for r in found["one_pass"]]
     show_table("two gradients at one point, ms", ["model", "one after the other", "one pass"], rows)
     rows = [

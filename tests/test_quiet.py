@@ -364,6 +364,32 @@ def test_dropout_masks_on_a_gpu():
 
 
 @pytest.mark.cuda
+def test_a_forward_that_seeds_the_gpu_leaves_its_own_seed_and_an_interrupted_step_the_old_one():
+    model = nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.5), nn.Linear(32, 10)).cuda()
+    x, y = (part.cuda() for part in next(problems.batches(64, torch.float32)))
+
+    def loss():
+        torch.cuda.manual_seed(7)
+        return F.cross_entropy(model(x), y)
+
+    torch.cuda.manual_seed(3)
+    loss()
+    once = torch.cuda.get_rng_state()
+    torch.cuda.manual_seed(3)
+    torch.rand(5, device="cuda")
+    before = torch.cuda.get_rng_state()
+    opt = SharpnessAware(frozen(model), SAM(), model)
+    opt.step(loss)
+    assert torch.equal(torch.cuda.get_rng_state(), once)
+    torch.cuda.set_rng_state(before)
+    for look in opt.passes():
+        loss().backward()
+        if look.index == 1:
+            break
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+@pytest.mark.cuda
 def test_no_synchronisation_on_a_gpu():
     model = seeded(problems.convnet, dtype=torch.float32).cuda()
     x, y = next(problems.batches(32, torch.float32))

@@ -145,7 +145,8 @@ def norms(tensors: list[Tensor]) -> list[Tensor]:
 
 def norm(tensors: list[Tensor]) -> Tensor:
     """Euclidean norm of a tensor list on one device."""
-    large, small = _by_size(tensors)
+    # A GPU takes a list in a few kernels. A CPU takes tensors one by one, and small ones sooner when strung together.
+    large, small = _by_size(tensors) if tensors[0].is_cpu else (tensors, [])
     parts = norms(large) if large else []
     for part in _parts(small):
         parts += norms([_flatten_dense_tensors(small[part])])

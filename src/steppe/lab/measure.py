@@ -57,9 +57,12 @@ class Measuring:
             "density": {"grid": grid.tolist(), "density": height.tolist()},
         }
         if self.points:
-            slice_ = plane(objective, reach=self.reach, points=self.points, progress=False)
-            found["landscape"] = {"axis": slice_.across.tolist(), "loss": slice_.losses.tolist()}
+            found["landscape"] = self._landscape(objective)
         return found
+
+    def _landscape(self, objective: Objective) -> dict[str, Any]:
+        slice_ = plane(objective, reach=self.reach, points=self.points, progress=False)
+        return {"axis": slice_.across.tolist(), "loss": slice_.losses.tolist()}
 
     def _examples(self, run: Run) -> list[Any]:
         """Batches of examples as the model takes them, without augmentation."""

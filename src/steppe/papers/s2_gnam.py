@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..lab.measure import Measuring
 from ..lab.statistics import mean_of
 from .claims import NOTHING, Claim, Contest, Finding, Trend, claims_table, contests
 from .experiment import SETS, Cell, Experiment, trained
 from .runs import Results
 from .transfer import transfer_model
-from .watch import Turns, Watch
+from .watch import Landscape, Turns, Watch
 
 TITLE = "S2 · Gradient Norm Aware Minimization (GNAM)"
 _SGD: dict[str, Any] = {
@@ -140,8 +139,7 @@ def _fig6() -> tuple[Cell, ...]:
 # Figures 3 and 5 are of the same nets: whoever trains them for one has the other.
 _MEASURED: dict[str, Any] = {
     "watch": Watch(top=50, parts=2), "watch_small": Watch(top=50, parts=1, samples=128), "shorter": 20,
-    "measuring": Measuring(points=21, reach=1.0),
-    "measuring_small": Measuring(points=21, reach=1.0, samples=256, dimension=32, products=64),
+    "measuring": Landscape(),
 }  # fmt: skip
 _BASIC = tuple(_cell(f"{data}/{row}", data, "resnet-18", row) for data in _DATA for row in FOUR)
 _C10 = "CIFAR-10 beside the paper's CIFAR-100."

@@ -103,6 +103,20 @@ class AtOwnRadius(Measuring):
 
 
 @dataclass(frozen=True)
+class Landscape(Measuring):
+    """The loss on a plane through the end of training, and nothing else (S2 Fig. 5)."""
+
+    points: int = 21
+    reach: float = 1.0
+    gives: ClassVar[str] = "landscape"
+
+    def __call__(self, run: Run) -> dict[str, Any] | None:
+        """Where on the axis, and the losses."""
+        objective = Objective(run.net, F.cross_entropy, self._examples(run))
+        return {"landscape": self._landscape(objective)}
+
+
+@dataclass(frozen=True)
 class Turns(Measuring):
     """Local minima and maxima along random directions (S2 Fig. 2: 100 directions, 10 steps of 0.01)."""
 

@@ -1,0 +1,238 @@
+"""What the host does in an eager SAM step on a GPU, and what of it is steppe's.
+
+    python benchmarks/host.py [--results FOLDER]
+
+An eager step of ResNet-18 (batch 128) takes as long as the host needs to launch it; the device waits. So here are, for
+two kinds of memory layout and base, medians of contenders timed in turn in one run:
+
+steps: milliseconds until Python is done with a step and until the device is, over two bare passes and the base's step,
+    and how many kernels a step launches;
+parts: microseconds of the host for what steppe does around the two passes, as a whole (a step whose passes only put
+    given gradients in place, less the same without steppe) and by itself: keep buffers, modes and random states as they
+    must be; copy the weights and bring them back; the gradient's norm; climb. Beside them, one launch of a kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import RESULTS, Spread, Step, environment, pick_device, ratios, show_table, write_json
+from contenders import base_optimizer, peers
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+import steppe
+from steppe.lab.models import build
+from steppe.quiet import Quiet
+from steppe.vector import Space, Vector
+
+BATCH, ROUNDS = 128, 30
+TARGET = 1.05  # of SAM over two bare passes
+Made = Callable[[], tuple[nn.Module, torch.optim.Optimizer, Callable[[], Tensor]]]
+
+
+def contiguous(device: torch.device) -> Made:
+    """As most scripts have it: the usual layout, SGD."""
+
+    def make():
+        torch.manual_seed(0)
+        model = build("resnet-18", (3, 32, 32), 10).to(device)
+        x, y = _batch(device)
+        return model, base_optimizer(model), lambda: F.cross_entropy(model(x), y)
+
+    return make
+
+
+def channels_last(device: torch.device) -> Made:
+    """As it is fastest: channels last, fused Adam."""
+
+    def make():
+        torch.manual_seed(0)
+        model: Any = build("resnet-18", (3, 32, 32), 10).to(device)
+        model.to(memory_format=torch.channels_last)
+        x, y = _batch(device)
+        x = x.contiguous(memory_format=torch.channels_last)
+        base = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        return model, base, lambda: F.cross_entropy(model(x), y)
+
+    return make
+
+
+def _batch(device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.rand(BATCH, 3, 32, 32, device=device), torch.randint(10, (BATCH,), device=device)
+
+
+# Whole steps
+
+
+def bare(make: Made) -> Step:
+    _, base, loss = make()
+
+    def step() -> None:
+        for _ in range(2):
+            base.zero_grad()
+            loss().backward()
+        base.step()
+
+    return step
+
+
+def by_closure(make: Made) -> Step:
+    model, base, loss = make()
+    opt = steppe.SharpnessAware(base, steppe.SAM(), model=model)
+    return lambda: opt.step(loss)
+
+
+def by_passes(make: Made) -> Step:
+    model, base, loss = make()
+    opt = steppe.SharpnessAware(base, steppe.SAM(), model=model)
+
+    def step() -> None:
+        for _ in opt.passes():
+            loss().backward()
+        opt.step()
+
+    return step
+
+
+def whole_steps(make: Made, with_peers: bool) -> list[dict[str, Any]]:
+    steps = {"two bare passes": bare(make), "steppe, closure": by_closure(make), "steppe, passes": by_passes(make)}
+    for name, peer in (peers("SAM") if with_peers else {}).items():
+        model, _, loss = make()
+        try:
+            steps[name] = peer(model, loss)
+        except ImportError:
+            print(f"not installed, left out: {name}")
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    names = list(steps)
+    for i in range(ROUNDS + 2):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            times[name].append(_host_and_all(steps[name]))
+    rows = []
+    reference = [until for _, until in times[names[0]][2:]]
+    for name, samples in times.items():
+        host, until = zip(*samples[2:], strict=True)
+        over = Spread.of(ratios(until, reference))
+        rows.append(
+            {"contender": name, "host_ms": asdict(Spread.of(host, 1e3)), "all_ms": asdict(Spread.of(until, 1e3)),
+             "over_bare": asdict(over), "launches": _launches(steps[name])}
+        )  # fmt: skip
+    return rows
+
+
+def _host_and_all(step: Step, repeats: int = 5) -> tuple[float, float]:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    returned = time.perf_counter()
+    torch.cuda.synchronize()
+    return (returned - began) / repeats, (time.perf_counter() - began) / repeats
+
+
+def _launches(step: Step, repeats: int = 3) -> float:
+    """Kernels a step launches, copies and fillings of memory included."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        for _ in range(repeats):
+            step()
+        torch.cuda.synchronize()
+    starts = ("cudaLaunch", "cuLaunch", "cudaMemcpy", "cudaMemset")
+    return sum(event.count for event in seen.key_averages() if event.key.startswith(starts)) / repeats
+
+
+# Parts of what steppe does
+
+
+def parts(make: Made, device: torch.device) -> dict[str, Any]:
+    """Microseconds of the host."""
+    model, base, loss = make()
+    loss().backward()
+    params = list(model.parameters())
+    grads = [p.grad.clone() for p in params if p.grad is not None]
+    opt = steppe.SharpnessAware(base, steppe.SAM(), model=model)
+
+    def put() -> None:
+        for p, g in zip(params, grads, strict=True):
+            p.grad = g
+
+    def with_steppe() -> None:
+        for _ in opt.passes():
+            put()
+        opt.step()
+
+    def without() -> None:
+        for _ in range(2):
+            base.zero_grad()
+            put()
+        base.step()
+
+    model.zero_grad()
+    space, kept = Space(params), [Quiet(model, params)]
+    weights = space.live()
+    home = weights.clone()
+    rho = torch.tensor(1e-9, device=device)
+    number = torch.zeros((), device=device)
+
+    def quiet() -> None:
+        kept[0] = kept[0].again(model, params)
+        kept[0].rewind()
+        kept[0].settle()
+
+    def there_and_back() -> None:
+        weights.clone(room=home)
+        weights.copy_(home)
+
+    alone: dict[str, Step] = {
+        "a step but its passes, with steppe": with_steppe,
+        "a step but its passes, without": without,
+        "buffers, modes, random states": quiet,
+        "a copy of the weights, and back": there_and_back,
+        "the gradient's norm": lambda: Vector(grads, space).norm(),
+        "the climb": lambda: weights.move_(weights, Vector(grads, space) * rho),
+        "one launch": lambda: number.add_(1),
+    }
+    with torch.no_grad():
+        times: dict[str, list[float]] = {name: [] for name in alone}
+        for _ in range(ROUNDS + 2):
+            for name, step in alone.items():
+                times[name].append(_host_and_all(step)[0])
+    spreads = {name: asdict(Spread.of(samples[2:], 1e6)) for name, samples in times.items()}
+    pair = [times[name][2:] for name in list(alone)[:2]]
+    own = [a - b for a, b in zip(*pair, strict=True)]
+    return {"all of steppe's": asdict(Spread.of(own, 1e6)), **spreads}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
+    args = parser.parse_args()
+    device = pick_device("cuda")
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    found: dict[str, Any] = {}
+    for name, kind in (("contiguous, SGD", contiguous), ("channels last, fused Adam", channels_last)):
+        rows = whole_steps(kind(device), with_peers=kind is contiguous)
+        found[name] = {"steps": rows, "parts": parts(kind(device), device)}
+        shown = [
+            [r["contender"], f"{r['host_ms']['median']:.2f}", f"{r['all_ms']['median']:.2f}",
+             f"{r['over_bare']['median']:.3f} ({r['over_bare']['q1']:.3f} to {r['over_bare']['q3']:.3f})",
+             f"{r['launches']:.0f}"]
+            for r in rows
+        ]  # fmt: skip
+        columns = ["step", "host, ms", "until the device is done", "over bare", "launches"]
+        show_table(f"eager SAM, ResNet-18, batch {BATCH}: {name}", columns, shown)
+        show_table("of the host, µs", ["part", "median"],
+                   [[part, f"{spread['median']:.0f}"] for part, spread in found[name]["parts"].items()])  # fmt: skip
+    content = {"environment": environment(device), "target": TARGET, "model": "resnet-18", "batch": BATCH}
+    write_json(args.results / "host-cuda.json", {**content, "layouts": found})
+
+
+if __name__ == "__main__":
+    main()
