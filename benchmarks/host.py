@@ -154,7 +154,7 @@ def parts(make: Made, device: torch.device) -> dict[str, Any]:
     """Microseconds of the host."""
     model, base, loss = make()
     loss().backward()
-    params = list(model.parameters())
+    params: list[Tensor] = list(model.parameters())
     grads = [p.grad.clone() for p in params if p.grad is not None]
     opt = steppe.SharpnessAware(base, steppe.SAM(), model=model)
 

@@ -57,7 +57,7 @@ def test_a_record_of_another_kind_is_named(maker, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(1.0, "1.00"), (1.6, "1.60"), (17.25, "17.2"), (117, "117"), (0.01, "0.0100")]
+    ("value", "said"), [(1.0, "1.00"), (1.6, "1.60"), (17.25, "17.2"), (117, "117"), (1278.4, "1278"), (0.01, "0.0100")]
 )
 def test_three_digits(maker, value, said):
     assert maker.three_digits(value) == said

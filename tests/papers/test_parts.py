@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from lab.excerpt import cifar10
-from steppe.curvature import Hessian, Objective, eigenvalues, frobenius_squared, surrogate_gap
+from steppe.curvature import Hessian, Objective, eigenvalues, frobenius_squared, plane, surrogate_gap
+from steppe.curvature.trace import FEWEST_PRODUCTS
 from steppe.lab.data import load, prepare
 from steppe.lab.errors import LabError
 from steppe.lab.recipe import Recipe
@@ -17,7 +18,7 @@ from steppe.lab.turns import advance_all
 from steppe.papers import find, sets, transfer
 from steppe.papers.experiment import SETS
 from steppe.papers.s1_gsam import place, surface, walk
-from steppe.papers.watch import FEWEST_PRODUCTS, AtOwnRadius, Shifted, Turns, Watch, Watched, examples_of
+from steppe.papers.watch import AtOwnRadius, Landscape, Shifted, Turns, Watch, Watched, examples_of
 
 SMOKE = Recipe(data=f"{SETS}:smoke_grey", model="mlp-6", model_settings={"hidden": 4}, batch=4, epochs=2)
 
@@ -91,6 +92,29 @@ def test_gap_at_the_methods_own_radius():
     gap = surrogate_gap(Objective(found.net, cross_entropy, measure._examples(found)), 0.2).gap
     assert curvature["own_gap"] == {"value": gap, "rho": 0.2}
     assert curvature["from_gap"]["value"] == 2 * gap / 0.2**2
+
+
+def test_a_landscape_is_that_of_the_end():
+    measure = Landscape(samples=8, points=3)
+    run = watched(None, measure=measure)
+    found = run.record["curvature"]
+    again = plane(Objective(run.net, cross_entropy, measure._examples(run)), reach=1.0, points=3, progress=False)
+    assert found == {"landscape": {"axis": [-1.0, 0.0, 1.0], "loss": again.losses.tolist()}}
+
+
+def test_too_few_products_are_refused_before_a_training():
+    with pytest.raises(ValueError, match="products must be at least 168, got 64"):
+        AtOwnRadius(products=64)
+
+
+def test_both_what_is_watched_and_what_is_measured_at_the_end_are_asked_for():
+    experiment = find("s2/fig3")
+    both = {"curvature": {"landscape": {}}, "epochs": [{}, {"top_values": [1.0]}]}
+    assert experiment.measured_in(both)
+    assert not experiment.measured_in({**both, "curvature": None})
+    assert not experiment.measured_in({**both, "epochs": [{}, {}]})
+    kept = {"curvature": {"landscape": {}}, "epochs": {}, "metrics": {"top_values": [None, [1.0]]}}
+    assert experiment.measured_in(kept) and not experiment.measured_in({**kept, "metrics": {}})
 
 
 def test_local_minima_are_counted_by_direction():

@@ -36,6 +36,7 @@ FrobeniusMethod: TypeAlias = Literal["krylov", "hutchinson"]
 _PILOT = 8  # probes that decide how large the basis gets; they do not enter the estimate
 # Probes in an estimate; with fewer, 3 standard errors are too often too little. Squared norms are skewed.
 _LEAST, _LEAST_SKEWED = 60, 160
+FEWEST_PRODUCTS = _LEAST_SKEWED + _PILOT  # with fewer, an error bar would mean nothing
 _AT_ONCE, _AT_ONCE_ON_GPU = 16, 128  # probes multiplied together
 _BLOCK = 8  # start vectors of a basis: a block's products and inner products cost little more than one vector's
 _PROBES_APART = 0x5EED  # keeps the probes' random stream away from the start block's
@@ -114,8 +115,8 @@ class _Limits(NamedTuple):
     def check(self) -> None:
         if self.rtol <= 0:
             raise ValueError(f"rtol must be positive, got {self.rtol}")
-        if self.max_matvecs < _LEAST_SKEWED + _PILOT:
-            raise ValueError(f"max_matvecs must be at least {_LEAST_SKEWED + _PILOT}, got {self.max_matvecs}")
+        if self.max_matvecs < FEWEST_PRODUCTS:
+            raise ValueError(f"max_matvecs must be at least {FEWEST_PRODUCTS}, got {self.max_matvecs}")
 
     def identity(self, operator: Any) -> dict[str, Any]:
         """What must agree for saved samples to be these."""

@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ..curvature import Hessian, Krylov, Objective, eigenvalues, plane, spectrum, surrogate_gap, trace, zeroth_order
+from ..curvature.trace import FEWEST_PRODUCTS
 from .batches import generator_for
 from .data import prepare
 
@@ -31,6 +32,10 @@ class Measuring:
     products: int = 200  # more, for each of those two, at most
     points: int = 11  # a side of the landscape; 0 for none
     reach: float = 0.5
+
+    def __post_init__(self):
+        if self.products < FEWEST_PRODUCTS:  # now, and not when a long training has ended
+            raise ValueError(f"products must be at least {FEWEST_PRODUCTS}, got {self.products}")
 
     def __call__(self, run: Run) -> dict[str, Any] | None:
         """Top eigenvalue, trace, sharpness, density and landscape. None where the model is spread over processes."""

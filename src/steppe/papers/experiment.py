@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ..curvature.trace import FEWEST_PRODUCTS
 from ..lab.errors import LabError, unknown
 from ..lab.measure import Measuring
 from ..lab.recipe import Recipe
-from .watch import FEWEST_PRODUCTS, Watch
+from .watch import Watch
 
 SCALES = ("full", "small", "smoke")
 SETS = "steppe.papers.sets"

@@ -238,14 +238,19 @@ def _turns(kept: Kept) -> Figure:
 def _spectra(kept: Kept) -> Figure:
     groups = kept.groups()
     figure, axes = axes_for(len(groups))
+    tops = [values for group in groups.values() for values in group.done[0]["metrics"]["top_values"] if values]
+    low, high = min(map(min, tops)), max(map(max, tops))
+    bins = [low + i * (high - low) / 25 for i in range(26)]  # the same for all: they are there to be compared
     for axis, (name, group) in zip(axes, groups.items(), strict=True):
         metrics = group.done[0]["metrics"]
         for number, (values, trace) in enumerate(zip(metrics["top_values"], metrics["trace"], strict=True)):
             if values:
-                label = f"epoch {number + 1}, trace {trace['value']:.3g} ± {trace['error']:.2g}"
-                axis.hist(values, bins=20, alpha=0.5, label=label)
-        axis.set(title=name, xlabel="eigenvalue")
-        axis.legend(fontsize=6)
+                label = f"epoch {number + 1}, trace {trace['value']:.0f} ± {trace['error']:.0f}"
+                axis.hist(values, bins=bins, alpha=0.5, label=label)
+        axis.set(title=name, xlabel="eigenvalue", yscale="symlog")
+        axis.set_yticks([0, 1, 3, 10, 30], ["0", "1", "3", "10", "30"])
+        axis.legend(fontsize=8)
+    axes[0].set_ylabel("how many of the top ones")
     return figure
 
 
@@ -254,11 +259,18 @@ def _landscapes(kept: Kept) -> Figure:
     if not groups:
         return None
     figure, axes = axes_for(len(groups), 2.8, 2.6)
+    levels = [0.1 * 2**i for i in range(10)]  # above the middle, the same for all: they are there to be compared
     for axis, (name, group) in zip(axes, groups.items(), strict=True):
         slice_ = group.done[0]["curvature"]["landscape"]
-        shown = axis.contour(slice_["axis"], slice_["axis"], slice_["loss"], levels=12, linewidths=0.8)
-        axis.clabel(shown, fontsize=6)
+        losses, middle = slice_["loss"], len(slice_["axis"]) // 2
+        rise = [[loss - losses[middle][middle] for loss in row] for row in losses]
+        shown = axis.contour(
+            slice_["axis"], slice_["axis"], rise, levels=levels, linewidths=0.8, norm="log",
+            vmin=levels[0], vmax=levels[-1],
+        )  # fmt: skip
+        axis.clabel(shown, fontsize=7, fmt="%.3g")
         axis.set_title(name)
+    axes[0].set_ylabel("rise of the loss")
     return figure
 
 

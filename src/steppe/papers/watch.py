@@ -9,13 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from ..curvature import Hessian, Objective, eigenvalues, extrema, frobenius_squared, surrogate_gap, trace
+from ..curvature.trace import FEWEST_PRODUCTS
 from ..lab.data import CORRUPTIONS, SEVERITIES, corrupt, prepare
 from ..lab.data.base import Split
 from ..lab.errors import LabError
 from ..lab.measure import Measuring
 from ..lab.train import Run
-
-FEWEST_PRODUCTS = 168  # below, `trace` and `frobenius_squared` refuse: their error bars would mean nothing
 
 
 @dataclass(frozen=True)
