@@ -1,7 +1,7 @@
 """Who is compared: steppe, bare passes without any method, a plain two-step loop, and pytorch-optimizer.
 
 A contender takes a model and a loss (a function without arguments, on one fixed batch) and returns a function
-that does one training step. All step with the same base optimizer.
+that does one training step. Unless told otherwise, all step with the same base optimizer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import steppe
 
 Loss = Callable[[], Tensor]
 Contender = Callable[[nn.Module, Loss], Callable[[], object]]
+Base = Callable[[nn.Module], torch.optim.Optimizer]
 
 SGD: dict[str, Any] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
 RHO, ALPHA = 0.05, 0.4
@@ -27,11 +28,15 @@ def base_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), **SGD)
 
 
-def bare(passes: int) -> Contender:
+def fused_adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+
+
+def bare(passes: int, base: Base = base_optimizer) -> Contender:
     """Forward and backward so many times, then the base step: what no method can be faster than."""
 
     def build(model: nn.Module, loss: Loss) -> Callable[[], object]:
-        optimizer = base_optimizer(model)
+        optimizer = base(model)
 
         def step() -> None:
             for _ in range(passes):
@@ -44,17 +49,17 @@ def bare(passes: int) -> Contender:
     return build
 
 
-def steppe_closure(method: str) -> Contender:
+def steppe_closure(method: str, base: Base = base_optimizer) -> Contender:
     def build(model: nn.Module, loss: Loss) -> Callable[[], object]:
-        optimizer = steppe.SharpnessAware(base_optimizer(model), METHODS[method], model=model)
+        optimizer = steppe.SharpnessAware(base(model), METHODS[method], model=model)
         return lambda: optimizer.step(loss)
 
     return build
 
 
-def steppe_passes(method: str) -> Contender:
+def steppe_passes(method: str, base: Base = base_optimizer) -> Contender:
     def build(model: nn.Module, loss: Loss) -> Callable[[], object]:
-        optimizer = steppe.SharpnessAware(base_optimizer(model), METHODS[method], model=model)
+        optimizer = steppe.SharpnessAware(base(model), METHODS[method], model=model)
 
         def step() -> None:
             for _ in optimizer.passes():

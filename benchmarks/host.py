@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from common import RESULTS, Spread, Step, environment, pick_device, ratios, show_table, write_json
-from contenders import base_optimizer, peers
+from contenders import Base, Loss, bare, base_optimizer, fused_adam, peers, steppe_closure, steppe_passes
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -35,84 +34,49 @@ from steppe.vector import Space, Vector
 
 BATCH, ROUNDS = 128, 30
 TARGET = 1.05  # of SAM over two bare passes
-Made = Callable[[], tuple[nn.Module, torch.optim.Optimizer, Callable[[], Tensor]]]
 
 
-def contiguous(device: torch.device) -> Made:
-    """As most scripts have it: the usual layout, SGD."""
+@dataclass(frozen=True)
+class Layout:
+    """How the weights lie in memory, and who steps."""
 
-    def make():
-        torch.manual_seed(0)
-        model = build("resnet-18", (3, 32, 32), 10).to(device)
-        x, y = _batch(device)
-        return model, base_optimizer(model), lambda: F.cross_entropy(model(x), y)
+    format: torch.memory_format
+    base: Base
+    peers: bool  # these bring their own base
 
-    return make
-
-
-def channels_last(device: torch.device) -> Made:
-    """As it is fastest: channels last, fused Adam."""
-
-    def make():
+    def made(self, device: torch.device) -> tuple[nn.Module, Loss]:
+        """A model and its loss on one batch."""
         torch.manual_seed(0)
         model: Any = build("resnet-18", (3, 32, 32), 10).to(device)
-        model.to(memory_format=torch.channels_last)
-        x, y = _batch(device)
-        x = x.contiguous(memory_format=torch.channels_last)
-        base = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-        return model, base, lambda: F.cross_entropy(model(x), y)
-
-    return make
+        model.to(memory_format=self.format)
+        x = torch.rand(BATCH, 3, 32, 32, device=device).contiguous(memory_format=self.format)
+        y = torch.randint(10, (BATCH,), device=device)
+        return model, lambda: F.cross_entropy(model(x), y)
 
 
-def _batch(device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.rand(BATCH, 3, 32, 32, device=device), torch.randint(10, (BATCH,), device=device)
+LAYOUTS = {  # as most scripts have it, and as it is fastest
+    "contiguous, SGD": Layout(torch.contiguous_format, base_optimizer, peers=True),
+    "channels last, fused Adam": Layout(torch.channels_last, fused_adam, peers=False),
+}
 
 
-# Whole steps
-
-
-def bare(make: Made) -> Step:
-    _, base, loss = make()
-
-    def step() -> None:
-        for _ in range(2):
-            base.zero_grad()
-            loss().backward()
-        base.step()
-
-    return step
-
-
-def by_closure(make: Made) -> Step:
-    model, base, loss = make()
-    opt = steppe.SharpnessAware(base, steppe.SAM(), model=model)
-    return lambda: opt.step(loss)
-
-
-def by_passes(make: Made) -> Step:
-    model, base, loss = make()
-    opt = steppe.SharpnessAware(base, steppe.SAM(), model=model)
-
-    def step() -> None:
-        for _ in opt.passes():
-            loss().backward()
-        opt.step()
-
-    return step
-
-
-def whole_steps(make: Made, with_peers: bool) -> list[dict[str, Any]]:
-    steps = {"two bare passes": bare(make), "steppe, closure": by_closure(make), "steppe, passes": by_passes(make)}
-    for name, peer in (peers("SAM") if with_peers else {}).items():
-        model, _, loss = make()
+def whole_steps(layout: Layout, device: torch.device) -> list[dict[str, Any]]:
+    """Time of a step until the host, and until the device is done, over two bare passes; and its launches."""
+    makers = {
+        "two bare passes": bare(2, layout.base),
+        "steppe, closure": steppe_closure("SAM", layout.base),
+        "steppe, passes": steppe_passes("SAM", layout.base),
+        **(peers("SAM") if layout.peers else {}),
+    }
+    steps: dict[str, Step] = {}
+    for name, make in makers.items():
         try:
-            steps[name] = peer(model, loss)
+            steps[name] = make(*layout.made(device))
         except ImportError:
             print(f"not installed, left out: {name}")
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     names = list(steps)
-    for i in range(ROUNDS + 2):
+    for i in range(ROUNDS + 2):  # the first two are warm-up
         for name in names[i % len(names) :] + names[: i % len(names)]:
             times[name].append(_host_and_all(steps[name]))
     rows = []
@@ -150,9 +114,10 @@ def _launches(step: Step, repeats: int = 3) -> float:
 # Parts of what steppe does
 
 
-def parts(make: Made, device: torch.device) -> dict[str, Any]:
+def parts(layout: Layout, device: torch.device) -> dict[str, Any]:
     """Microseconds of the host."""
-    model, base, loss = make()
+    model, loss = layout.made(device)
+    base = layout.base(model)
     loss().backward()
     params: list[Tensor] = list(model.parameters())
     grads = [p.grad.clone() for p in params if p.grad is not None]
@@ -217,9 +182,9 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     found: dict[str, Any] = {}
-    for name, kind in (("contiguous, SGD", contiguous), ("channels last, fused Adam", channels_last)):
-        rows = whole_steps(kind(device), with_peers=kind is contiguous)
-        found[name] = {"steps": rows, "parts": parts(kind(device), device)}
+    for name, layout in LAYOUTS.items():
+        rows = whole_steps(layout, device)
+        found[name] = {"steps": rows, "parts": parts(layout, device)}
         shown = [
             [r["contender"], f"{r['host_ms']['median']:.2f}", f"{r['all_ms']['median']:.2f}",
              f"{r['over_bare']['median']:.3f} ({r['over_bare']['q1']:.3f} to {r['over_bare']['q3']:.3f})",
