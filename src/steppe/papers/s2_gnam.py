@@ -172,15 +172,14 @@ EXPERIMENTS = (
                "noise, the more GNAM gains.",
                tuple(_cell(f"noise-{n}/{row}", "cifar10", "resnet-32", row, label_noise=n / 100)
                      for n in NOISES for row in FOUR), seeds=3,
-               choices=("Which ResNet-32 is not said; He et al.'s here. α 0.1.", _TF32), shorter=20),
+               choices=("Which ResNet-32 is not said; He et al.'s here. α 0.1.", _TF32), shorter=10),
     Experiment("s2/human-noise", "Labels that people gave (CIFAR-10N; not in the paper)", "Nothing: Table 6 flips "
                "labels at random. These are wrong as people are wrong: 40 % (worse), 9 % (aggre: a vote of three).",
                tuple(_cell(f"{kind}/{row}", "cifar10", "resnet-32", row, data=f"cifar-10n:{kind}")
                      for kind in ("worse", "aggre") for row in FOUR), seeds=3,
-               needs="CIFAR-10N", choices=("As Table 6.",), shorter=20),
+               needs="CIFAR-10N", choices=("As Table 6.",), shorter=10),
     Experiment("s2/noise-cnn-5", "Label noise with a small net (CNN-5; not in the paper)", "Nothing: Table 6 has a "
-               "ResNet-32, which learns nothing from labels of which 80 % are wrong in as few epochs as there are at "
-               "small scale. CNN-5, the net of S0, does.",
+               "ResNet-32. This is Table 6 for whoever has no GPU, with the CNN-5 of S0.",
                tuple(_cell(f"{kind}/{row}", "cifar10", "cnn-5", row, **noise)
                      for kind, noise in _SMALL_NET_NOISE.items() for row in FOUR), seeds=3,
                needs="CIFAR-10N", choices=("As Table 6.", "At small scale on two fifths of CIFAR-10."), shorter=20,
