@@ -36,7 +36,7 @@ from steppe.method import HERE, Look, Method, ascent
 SEEDS = 5
 BATCH = {"resnet-18": 128}
 _OVER_PEER = {"mlp-3": 8.0, "cnn-5": 5.0, "cnn-14": 2.4, "resnet-18": 1.5}
-# (what, over what, target by model): what is at most, or (with a leading "-") at least, so many times the other.
+# (what, over what, at most or at least, how many times by model)
 TARGETS: list[tuple[str, str, str, dict[str, float]]] = [
     ("steppe SAM, eager", "two bare passes", "<=", {"resnet-18": 1.05}),
     ("SAM, captured", "base, captured", "<=", {"mlp-3": 2.3, "cnn-5": 2.1, "cnn-14": 2.1, "resnet-18": 2.1}),
