@@ -86,12 +86,31 @@ def curvature(record: dict[str, Any], name: str) -> Iterator[Chart]:
 def captured(record: dict[str, Any], name: str) -> Iterator[Chart]:
     """Milliseconds of a step, eager and captured."""
     bars: Bars = {}
+    ceilings = {"ceiling_of_two_passes_ms": "multiplications alone", "memory_of_two_passes_ms": "memory alone"}
     for r in record["results"]:
+        times = bars.setdefault(r["model"], {})
         if "contender" in r:
-            bars.setdefault(r["model"], {})[r["contender"]] = r["milliseconds"]["median"]
+            times[r["contender"]] = r["milliseconds"]["median"]
+        else:
+            times |= {f"(two passes' {said})": r[name] for name, said in ceilings.items()}
     for model, times in bars.items():
         one_each = {who: {"milliseconds": t} for who, t in times.items()}
         yield Chart(f"{name}-{model}", f"{model}, {_where(record)}", "milliseconds a step", one_each, logarithmic=True)
+    each = {f"{r['looks']}": {"a look": r["milliseconds"]["median"] / r["looks"]} for r in record["looks"]}
+    model = record["looks"][0]["model"]
+    yield Chart(f"{name}-looks", f"{model}, by looks a step, {_where(record)}", "milliseconds a look", each)
+
+
+def claims(record: dict[str, Any]) -> list[str]:
+    """What was aimed at, and whether it was reached in this record."""
+    if "claims" not in record:
+        return []
+    lines = ["| aimed at | target | measured (quartiles) | reached |", "|---|---|---|---|"]
+    for c in record["claims"]:
+        ratio, q1, q3 = (f"{c['ratio'][key]:.3f}" for key in ("median", "q1", "q3"))
+        met = "yes" if c["met"] else "**no**"
+        lines.append(f"| {c['model']}: {c['what']} / {c['over']} | {c['target']} | {ratio} ({q1} to {q3}) | {met} |")
+    return [*lines, ""]
 
 
 def host(record: dict[str, Any], name: str) -> Iterator[Chart]:
@@ -159,7 +178,8 @@ KINDS = {
     ),
     "captured": Kind(
         "Captured steps",
-        "What recording a whole step as one CUDA graph (`steppe.capture`) saves. Medians, timed in turn in one run.",
+        "What recording a whole step as one CUDA graph (`steppe.capture`) saves. Medians, timed in turn in one run; in "
+        "brackets what the passes' arithmetic, and their reads and writes, would take by themselves.",
         captured,
     ),
     "host": Kind(
@@ -247,7 +267,7 @@ def page(records: list[Path]) -> str:
             lines += ['<div class="grid" markdown>', ""]
             for chart in charts_of(path):
                 lines += ["<div markdown>", "", *_shown(chart), "</div>", ""]
-            lines += ["</div>", ""]
+            lines += ["</div>", "", *claims(json.loads(path.read_text("utf-8")))]
             commit = f", commit {about['commit']}" if about.get("commit") else ""
             lines += [f"Record: `{path.name}`. {about['device']}, torch {about['torch']}, Python {about['python']}, "
                       f"{about['threads']} threads, {about['date'][:10]}{commit}.", ""]  # fmt: skip

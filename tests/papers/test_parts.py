@@ -102,9 +102,10 @@ def test_a_landscape_is_that_of_the_end():
     assert found == {"landscape": {"axis": [-1.0, 0.0, 1.0], "loss": again.losses.tolist()}}
 
 
-def test_too_few_products_are_refused_before_a_training():
+@pytest.mark.parametrize("kind", [AtOwnRadius, Watch])
+def test_too_few_products_are_refused_before_a_training(kind):
     with pytest.raises(ValueError, match="products must be at least 168, got 64"):
-        AtOwnRadius(products=64)
+        kind(products=64)
 
 
 def test_both_what_is_watched_and_what_is_measured_at_the_end_are_asked_for():

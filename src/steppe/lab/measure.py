@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from .train import Run
 
 
+def check_products(products: int) -> None:
+    """Refuse too few for an error bar: now, and not when a long training has ended."""
+    if products < FEWEST_PRODUCTS:
+        raise ValueError(f"products must be at least {FEWEST_PRODUCTS}, got {products}")
+
+
 @dataclass(frozen=True)
 class Measuring:
     """How much to measure. Called with a run, gives the record's `curvature`."""
@@ -34,8 +40,7 @@ class Measuring:
     reach: float = 0.5
 
     def __post_init__(self):
-        if self.products < FEWEST_PRODUCTS:  # now, and not when a long training has ended
-            raise ValueError(f"products must be at least {FEWEST_PRODUCTS}, got {self.products}")
+        check_products(self.products)
 
     def __call__(self, run: Run) -> dict[str, Any] | None:
         """Top eigenvalue, trace, sharpness, density and landscape. None where the model is spread over processes."""

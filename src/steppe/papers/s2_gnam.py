@@ -140,15 +140,17 @@ def _fig6() -> tuple[Cell, ...]:
 _SMALL_NET_NOISE: dict[str, dict[str, Any]] = {
     "noise-40": {"label_noise": 0.4}, "noise-80": {"label_noise": 0.8}, "worse": {"data": "cifar-10n:worse"},
 }  # fmt: skip
-# Figures 3 and 5 are of the same nets: whoever trains them for one has the other.
-_MEASURED: dict[str, Any] = {
-    "watch": Watch(top=50, parts=2), "watch_small": Watch(top=50, parts=1, samples=128), "shorter": 20,
-    "measuring": Landscape(),
-}  # fmt: skip
 _BASIC = tuple(_cell(f"{data}/{row}", data, "resnet-18", row) for data in _DATA for row in FOUR)
 _C10 = "CIFAR-10 beside the paper's CIFAR-100."
 _RHO = "SAM has the ρ of GNAM (0.04 on CIFAR-10, 0.1 on CIFAR-100)."
 _TF32 = "Precision is not given: TF32, as torch has it for convolutions by default."
+# Figures 3 and 5 are of the same nets: whoever trains them for one has the other.
+_MEASURED: dict[str, Any] = {
+    "watch": Watch(top=50, parts=2), "watch_small": Watch(top=50, parts=1, samples=128), "measuring": Landscape(),
+    "shorter": 20,
+    "choices": (_C10, _TF32, "At small scale the eigenvalues are those at the end alone, of 128 examples. The GPU was "
+                "shared, so that the speed of these runs is not to be compared."),
+}  # fmt: skip
 
 EXPERIMENTS = (
     Experiment("s2/table1", "Table 1: five models on CIFAR-10 and CIFAR-100, four augmentations",
@@ -194,10 +196,9 @@ EXPERIMENTS = (
                choices=("The net is not named: ResNet-18.",)),
     Experiment("s2/fig3", "Figure 3: top-50 eigenvalues and trace, half way and at the end",
                "ResNet-18 on CIFAR-100: SGD's grow during training; SAM + GNAM's are the smallest.", _BASIC, seeds=1,
-               choices=(_C10, _TF32, "At small scale at the end alone, on 128 examples; the GPU was shared, so that "
-                        "the speed of these runs is not to be compared."), **_MEASURED),
+               **_MEASURED),
     Experiment("s2/fig5", "Figure 5: landscapes", "ResNet-18 on CIFAR-100: GNAM's are flatter than SGD's and SAM's.",
-               _BASIC, seeds=1, choices=(_C10, _TF32), **_MEASURED),
+               _BASIC, seeds=1, **_MEASURED),
     Experiment("s2/fig6", "Figure 6: ρ and α", "ResNet-101 on CIFAR-100: above SGD for all values.", _fig6(), seeds=1,
                choices=("The values are read off no axis: they are ours.",)),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from ..curvature.trace import FEWEST_PRODUCTS
 from ..lab.data import CORRUPTIONS, SEVERITIES, corrupt, prepare
 from ..lab.data.base import Split
 from ..lab.errors import LabError
-from ..lab.measure import Measuring
+from ..lab.measure import Measuring, check_products
 from ..lab.train import Run
 
 
@@ -31,6 +31,9 @@ class Watch:
     parts: int = 0  # so many times, evenly spread over the epochs, the last one included; 0: every epoch
     samples: int = 1280
     products: int = 200
+
+    def __post_init__(self):
+        check_products(self.products)
 
     @property
     def gives(self) -> str:
