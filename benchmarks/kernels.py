@@ -1,0 +1,112 @@
+"""What the device does in a recorded step, kernel by kernel.
+
+    python benchmarks/kernels.py [--models mlp-3 resnet-18] [--results FOLDER]
+
+A recorded step has no host in it, so what is left is the kernels and the gaps between them. For a plain step and for
+SAM, recorded, and SAM recorded with the model compiled inside: milliseconds a step without a profiler, and under one
+how many kernels a step runs, how long the device is busy with them, and with which kinds. Beside them the peers' eager
+SAM: the same kernels, but the device waits for the host most of the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from captured import Bench
+from common import RESULTS, Spread, Step, environment, interleaved, pick_device, show_table, write_json
+from contenders import peers
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+import steppe
+
+# What a kernel's name says it does; the first that fits
+KINDS = {
+    "products": r"gemm|gemv|cutlass|xmma|convolve|dgrad|wgrad|fprop|nvjet|implicit|splitK|winograd|nhwcTo|nchwTo",
+    "normalisation": r"batch_?norm|bn_fw|bn_bw|layer_?norm",
+    "fused by the compiler": r"^triton_",
+    "all weights at once": r"multi_tensor|foreach|lpnorm|FusedAdam",
+    "sums": r"reduce|softmax|nll_loss|welford",
+    "copies": r"memcpy|memset|copy|fill|cat",
+    "one operation on one tensor": r"elementwise|threshold|vectorized",
+}
+
+
+def kind_of(kernel: str) -> str:
+    """What a kernel does, by its name."""
+    fits = (kind for kind, pattern in KINDS.items() if re.search(pattern, kernel, re.IGNORECASE))
+    return next(fits, "other")
+
+
+def kernels(step: Step, repeats: int = 20) -> dict[str, Any]:
+    """Kernels a step runs, and microseconds of the device by kind."""
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(repeats):
+            step()
+        torch.cuda.synchronize()
+    events = [e for e in seen.key_averages() if e.device_type == DeviceType.CUDA]
+    kinds: dict[str, dict[str, float]] = {}
+    for event in events:
+        kind = kinds.setdefault(kind_of(event.key), {"kernels": 0.0, "us": 0.0})
+        kind["kernels"] += event.count / repeats
+        kind["us"] += event.self_device_time_total / repeats
+    longest = sorted(events, key=lambda e: -e.self_device_time_total)[:12]
+    return {
+        "kernels": sum(e.count for e in events) / repeats,
+        "busy_us": sum(e.self_device_time_total for e in events) / repeats,
+        "kinds": dict(sorted(kinds.items(), key=lambda item: -item[1]["us"])),
+        "longest": [
+            {"name": e.key[:90], "kernels": e.count / repeats, "us": e.self_device_time_total / repeats}
+            for e in longest
+        ],
+    }
+
+
+def contenders(bench: Bench) -> dict[str, Step]:
+    steps = {
+        "base, captured": bench.step_of(steppe.Plain(), True),
+        "SAM, captured": bench.step_of(steppe.SAM(), True),
+        "SAM, captured and compiled": bench.step_of(steppe.SAM(), True, True),
+    }
+    for name, make in peers("SAM").items():
+        try:
+            steps[f"{name}'s SAM, eager"] = bench.peer(make)
+        except ImportError:
+            print(f"not installed, left out: {name}")
+    return steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["mlp-3", "resnet-18"])
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
+    args = parser.parse_args()
+    device = pick_device("cuda")
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    records: list[dict[str, Any]] = []
+    for name in args.models:
+        bench = Bench(name, device)
+        steps = contenders(bench)
+        times = interleaved(steps, device, None, 2.0)
+        shown = []
+        for who, step in steps.items():
+            spread, found = Spread.of(times[who], 1e3), kernels(step)
+            records.append({"model": name, "contender": who, "milliseconds": asdict(spread), **found})
+            kinds = ", ".join(f"{kind} {k['us']:.0f} ({k['kernels']:.0f})" for kind, k in found["kinds"].items())
+            shown.append([who, f"{spread.median:.3f}", f"{found['kernels']:.0f}", f"{found['busy_us']:.0f}", kinds])
+        show_table(f"{name}, batch {bench.batch}", ["step", "ms", "kernels", "busy, µs", "kinds: µs (kernels)"], shown)
+        torch._dynamo.reset()
+    write_json(args.results / "kernels-cuda.json", {"environment": environment(device), "results": records})
+
+
+if __name__ == "__main__":
+    main()
