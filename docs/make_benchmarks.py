@@ -131,6 +131,23 @@ def host(record: dict[str, Any], name: str) -> Iterator[Chart]:
         yield Chart(f"{short}-parts", f"Of the host, {where}", "microseconds a step", bars)
 
 
+def kernels(record: dict[str, Any], name: str) -> Iterator[Chart]:
+    """Time of a step and of its kernels, and what the kernels of recorded steps do."""
+    for model in dict.fromkeys(r["model"] for r in record["results"]):
+        mine = [r for r in record["results"] if r["model"] == model]
+        times: Bars = {}
+        kinds: Bars = {}
+        for r in mine:
+            label = f"{r['contender']}, {r['kernels']:.0f} kernels"
+            times[label] = {"a step": r["milliseconds"]["median"], "the device at work": r["busy_us"] / 1e3}
+            who, captured, compiled = r["contender"].partition(", captured")
+            if captured:
+                for kind, spent in r["kinds"].items():
+                    kinds.setdefault(kind, {})[f"{who}{compiled}"] = spent["us"]
+        yield Chart(f"{name}-{model}", f"{model}, {_where(record)}", "milliseconds a step", times, logarithmic=True)
+        yield Chart(f"{name}-{model}-kinds", f"{model}, captured, by what kernels do", "microseconds a step", kinds)
+
+
 def limits(record: dict[str, Any], name: str) -> Iterator[Chart]:
     """What one pass would save, and what precision costs and spoils."""
     passes = {
@@ -189,6 +206,15 @@ KINDS = {
         "parameters now and then: one to two milliseconds on a host that takes 14 to 19 microseconds for one launch. "
         "A captured step has none of it.",
         host,
+    ),
+    "kernels": Kind(
+        "What the device does",
+        "A recorded step keeps the device at work from its first kernel to its last, so what it takes is what its "
+        "kernels take: two passes, the base's step, and for SAM a copy of the weights and back, the norm, and the "
+        "climb. The peers run about the same kernels; most of their step the device waits for the host. How many times "
+        "faster a recorded step is, then, says as much about the host as about the step, and differs from machine to "
+        "machine.",
+        kernels,
     ),
     "limits": Kind(
         "What is left to save",

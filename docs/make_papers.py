@@ -125,7 +125,7 @@ def _section(experiment: Experiment, results: Results) -> str:
     if len(listed) < len(shown):
         text += ["", f"{missing} numbers: not run. `steppe paper show {experiment.name}` names them."]
     text += ["", *(f"{line}." for line in run_on(experiment, results))]
-    if results.scale_of(experiment) == "small":
+    if "small" in {results.scale_of(experiment), *(line.scale for line in run)}:
         part = "all training data" if experiment.share == 1 else f"{100 * experiment.share:g} % of the training data"
         text += ["", f"Small scale is one epoch for {experiment.shorter} of the paper's, on {part}."]
     if not run and not results.scale_of(experiment):

@@ -145,6 +145,16 @@ def test_the_grid_is_printed_as_papers_do(tmp_path):
     assert not any(line.startswith("Over ") for line in text)  # one number that can be compared is no offset
 
 
+def test_the_grid_says_which_columns_are_of_shorter_training(tmp_path):
+    kept(tmp_path, "s3/table2", {"cifar10/sam": [0.7, 0.8], "svhn/sam": [0.9], "svhn/frob": [0.9]}, "small")
+    text = maker().page(kept(tmp_path, "s3/table2", {"cifar10-s/sam": [0.5, 0.6], "svhn/frob": [0.95]}))
+    lines = text.splitlines()
+    assert "|  | cifar10, small scale | cifar10-s | svhn, partly small scale |" in lines
+    assert any(line.startswith("| sam | 75.00 ± 5.00 (2) / 93.74 | 55.00 ± 5.00 (2) / 51.96 |") for line in lines)
+    section = text.partition("### s3/table2")[2].partition("\n### ")[0]
+    assert "Small scale is one epoch for 5 of the paper's, on all training data." in section
+
+
 def test_offset_over_a_table(tmp_path):
     cells = {
         f"cifar10/cnn-5/{row}": [v, v + 0.002, v + 0.004] for row, v in (("sgd", 0.68), ("gam", 0.70), ("crsam", 0.7))

@@ -203,11 +203,19 @@ def test_order_by_column(tmp_path):
     assert trend("crsam-wins-cnns", results)[0] == "not run"
 
 
+def test_one_pair_of_several_does_not_speak_for_all(tmp_path):
+    only = ("cifar10/cnn-5",)
+    cells = columns("crsam", 0.76, 0.771, 0.782, only=only) | columns("gam", 0.73, 0.74, 0.75, only=only)
+    verdict, found = trend("crsam-wins-cnns", kept(tmp_path, TABLE, cells))
+    assert found.short(verdict).endswith("beyond doubt in 1 of 1, in that direction in 1, 3 not run")
+
+
 def test_crsam_on_cnns(tmp_path):
     only = ("cifar10/cnn-5", "cifar10/cnn-14")
     cells = columns("crsam", 0.76, 0.771, 0.782, only=only) | columns("gam", 0.73, 0.74, 0.75, only=only)
     verdict, found = trend("crsam-wins-cnns", kept(tmp_path, TABLE, cells))
     assert verdict == "run at smaller scale" and found.holds and found.missing == 2
+    assert found.short(verdict).endswith("beyond doubt in 2 of 2, in that direction in 2, 2 not run")
     rest = tuple(column.replace("cifar10", "svhn") for column in only)
     cells |= columns("crsam", 0.86, 0.871, 0.882, only=rest) | columns("gam", 0.83, 0.84, 0.85, only=rest)
     assert trend("crsam-wins-cnns", kept(tmp_path, TABLE, cells))[0] == "reproduced"

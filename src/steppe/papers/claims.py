@@ -158,7 +158,7 @@ def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bo
         same = sum(d.mean.value > 0 for _, d in found)
         said = f"beyond doubt in {held} of {len(found)}, in that direction in {same}{rest}"
         holds = held >= len(found) - allow and held > 0
-        part = said if len(found) > 1 else ""
+        part = said if len(listed) > 1 else ""
         return Finding(holds, f"{said}; {'; '.join(lines)}", min(d.n for _, d in found), scale, missing, part)
 
     return look

@@ -182,7 +182,8 @@ def overview(results: Results) -> list[tuple[str, str, int, int, str]]:
 def matrix(shown: list[Line]) -> list[tuple[str, ...]]:
     """Methods down, columns across, as papers print it: ours ± standard error (n), and after / the paper's.
 
-    Only columns of which something was run; nothing if there are not several of them.
+    A column's head says if it was run at a smaller scale. Only columns of which something was run; nothing if there
+    are not several of them.
     """
     at: dict[tuple[str, str], Line] = {}
     for line in shown:
@@ -203,8 +204,13 @@ def matrix(shown: list[Line]) -> list[tuple[str, ...]]:
         error = "" if line.ours.error is None else f" ± {100 * line.ours.error:.2f}"
         return f"{100 * line.ours.value:.2f}{error} ({line.ours.n}){paper}"
 
+    def head(column: str) -> str:
+        scales = {line.scale for (at_column, _), line in at.items() if at_column == column and line.has_run}
+        partly = "partly " if "full" in scales else ""
+        return column + "".join(f", {partly}{scale} scale" for scale in sorted(scales - {"full"}))
+
     body = [(row, *(entry(at.get((column, row))) for column in columns)) for row in rows]
-    return [("", *columns), *body]
+    return [("", *map(head, columns)), *body]
 
 
 def offset(shown: list[Line]) -> str:
