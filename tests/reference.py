@@ -172,7 +172,7 @@ def sasgd(p, w, m, state):
 
 def ssam(p, w, m, state):
     g = p.g(w)
-    kept = int(len(w) * (1 - m.sparsity))
+    kept = int(round(len(w) * (1 - m.sparsity), 3))
     mask = old = state.get("mask", torch.zeros_like(w))
     turn = p.step - m.published
     if turn >= 0 and turn % m.every == 0:

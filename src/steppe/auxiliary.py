@@ -30,8 +30,19 @@ def with_auxiliary(
             yield batch, (previous or [batch])[0]
             previous = [batch]
     elif choose == "fixed":
-        fixed = next(iter(batches))
-        for batch in batches:
+        main, other = _two_passes(batches)
+        fixed = next(other)
+        for batch in main:
             yield batch, fixed
     else:
-        yield from zip(batches, batches, strict=False)
+        yield from zip(*_two_passes(batches), strict=False)
+
+
+def _two_passes(batches: Iterable[B]) -> tuple[Iterator[B], Iterator[B]]:
+    main, other = iter(batches), iter(batches)
+    if main is other:
+        raise ValueError(
+            "this loader cannot be gone through twice at once (an iterator, or persistent_workers=True): take another "
+            'one, or with_auxiliary(batches, "previous")'
+        )
+    return main, other

@@ -44,7 +44,8 @@ class Store:
     def recall(self, space: Space) -> Memory:
         """All that is remembered, moved to where the parameters are."""
         memory: Memory = dict(self._others)
-        for name in self._vectors[space.params[0]]:
+        names = [self._vectors[p].keys() for p in space.params]
+        for name in [name for name in names[0] if all(name in known for known in names)]:  # others are another method's
             memory[name] = Vector([self._vectors[p][name].to(local(p).device) for p in space.params], space)
         return memory
 

@@ -192,6 +192,11 @@ class Method:
                 values[f.name] = value.at(step, lr, group_rho)
             elif f.type in _NUMBER and callable(value):
                 values[f.name] = value(step, lr)
+        if group_rho is not None and not self.radius and any(f.name == "rho" for f in fields(self)):
+            raise ValueError(
+                f"{self.name} has one rho for all weights (no `radius`, which says what a parameter group's rho is): "
+                "remove the groups' rho; perturb=False leaves a group's weights where they are"
+            )
         if group_rho is not None and self.radius:
             own = values.get(self.radius, getattr(self, self.radius))
             values[self.radius] = Each([own if rho is None else rho for rho in group_rho])

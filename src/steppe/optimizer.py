@@ -29,6 +29,7 @@ from .vector import Each, Space, Vector, same
 from .walk import Pass, Scale, Walk
 
 STEP, SEED = "steppe_step", "steppe_seed"  # keys in param_groups[0]: there they survive every kind of checkpoint
+_OWN = (SEED, "rho", "perturb", "adaptive")  # keys of ours in any group
 
 
 class SharpnessAware(Optimizer):
@@ -336,7 +337,12 @@ class SharpnessAware(Optimizer):
         """Load a state_dict of this class, or of the plain base optimizer."""
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
+        own = [{key: group[key] for key in _OWN if key in group} for group in self.param_groups]
         self.base.load_state_dict(self._store.load(state_dict, self._all_params()))
+        if STEP not in self.param_groups[0]:  # the base's own checkpoint, which knows nothing of these
+            for group, kept in zip(self.param_groups, own, strict=True):
+                group.update(kept)
+            self.param_groups[0][STEP] = 0
         self._pending, self._lr_set, self._space_before = None, None, None
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)

@@ -20,8 +20,12 @@ class EntropySGD(Method):
         d = γ (w − μ)                                                       (3)
 
     The first gradient is taken on the step's batch at w, the other L on the auxiliary batch, whose closure
-    should draw a new one at each call. Published code leaves the factor γ out of (3), which changes the
-    meaning of the learning rate only, and walks with Nesterov momentum.
+    should take a new one at each call, from an iterator (``next(batches)``): all looks of a step begin with the
+    same random state, so what a closure draws from torch's own generator is the same in all of them. Weights that
+    no look moves (``perturb=False``) take part in the walk, but gradients are seen where they are.
+
+    Published code leaves the factor γ out of (3), which changes the meaning of the learning rate only, and walks
+    with Nesterov momentum.
     """
 
     L: int = 5
@@ -50,7 +54,7 @@ class EntropySGD(Method):
         """Equations (1) to (3), in terms of x − w and μ − w."""
         x = mean = None
         for _ in range(self.L + 1):
-            g = (yield HERE if x is None else Look(x, batch="auxiliary")).grad.perturbed()
+            g = (yield HERE if x is None else Look(x, batch="auxiliary")).grad
             noise = math.sqrt(self.eta) * self.eps * ctx.draws.normal()
             x = noise - self.eta * g if x is None else x - self.eta * (g + self.gamma * x) + noise
             mean = (1 - self.a) * x if mean is None else self.a * mean + (1 - self.a) * x

@@ -29,8 +29,8 @@ class GAM(Method):
         ŵ  = w + Σ_t γ_t dᵗ,   g = g_X(ŵ),   ḡ = g_X̄(ŵ)                     (2)
         γ ← step of the γ-optimizer on ∂Δ(g, ḡ)/∂γ;   d = g                 (3)
 
-    with the discrepancy Δ = −g·ḡ ("dot") or ‖g − ḡ‖² ("squared"). dᵗ ≈ Hᵗ⁻¹g does not depend on γ, so whatever
-    T is, two Hessian-vector products give the derivative:
+    with the discrepancy Δ = −g·ḡ ("dot") or ‖g − ḡ‖² ("squared"), over the weights that looks may move.
+    dᵗ ≈ Hᵗ⁻¹g does not depend on γ, so whatever T is, two Hessian-vector products give the derivative:
 
         u = H_X(ŵ) ḡ + H_X̄(ŵ) g              ∂Δ/∂γ_t = −dᵗ·u               ("dot")
         u = 2 (H_X(ŵ) − H_X̄(ŵ)) (g − ḡ)      ∂Δ/∂γ_t = dᵗ·u                ("squared")
@@ -45,7 +45,8 @@ class GAM(Method):
     96.9 %), nor on a fifth of CIFAR-10 with CNN-5 (49 %), where T = 3 lost three of three (10 %).
 
     Which auxiliary batch: Algorithm 1 samples it once, the text speaks of auxiliary minibatches. The caller gives
-    it; `steppe.with_auxiliary` pairs a loader's batches with a fresh, fixed or previous one.
+    it; `steppe.with_auxiliary` pairs a loader's batches with a fresh, fixed or previous one. (A closure that draws
+    its batch itself must not use torch's own generator: all looks begin with the same random state.)
 
     Limits: T = 1 with γ₁ fixed is SAM without normalisation. No code by the authors is public.
     """
@@ -110,10 +111,11 @@ class GAM(Method):
         other = Look(at.offset, batch="auxiliary")
         seen_other = yield other
         g_bar = seen_other.grad
+        v, v_bar = g.perturbed(), g_bar.perturbed()
         if self.discrepancy == "dot":
-            u = -((yield HVP(g_bar, at, seen)) + (yield HVP(g, other, seen_other)))
+            u = -((yield HVP(v_bar, at, seen)) + (yield HVP(v, other, seen_other)))
         else:
-            u = 2 * ((yield HVP(g - g_bar, at, seen)) - (yield HVP(g - g_bar, other, seen_other)))
+            u = 2 * ((yield HVP(v - v_bar, at, seen)) - (yield HVP(v - v_bar, other, seen_other)))
         slope = torch.stack([d_t @ u for d_t in d])
         state = {name: value for name, value in ctx.memory.items() if name.startswith("gamma")}
         state = stepped(self._optimizer, state, slope)
@@ -142,10 +144,12 @@ class GAM(Method):
         """γ and the γ-optimizer's state."""
         if self.gamma is not None:
             return {}
-        zeros = space.zero().repeat(self.T)
-        # The state an optimizer starts from is the one that a step on a zero gradient makes, set to zero.
-        state = stepped(self._optimizer, {"gamma": zeros}, torch.zeros_like(zeros))
-        return {name: torch.zeros_like(value) for name, value in state.items()}
+        param = torch.nn.Parameter(space.zero().repeat(self.T))
+        optimizer = self._optimizer([param])
+        state = optimizer.state[param] = _AsMade(optimizer.state.get(param, {}))
+        param.grad = torch.zeros_like(param)
+        optimizer.step()  # makes its state
+        return {"gamma": torch.zeros_like(param.grad), **{f"gamma.{name}": value for name, value in state.made.items()}}
 
     @classmethod
     def variants(cls) -> list[Method]:
@@ -168,6 +172,21 @@ def transformation(gamma: Sequence[float] | Tensor, eigenvalues: Tensor) -> Tens
     tensor([0.0000, 1.5000, 4.0000])
     """
     return eigenvalues + sum(g * eigenvalues ** (t + 2) for t, g in enumerate(gamma))
+
+
+class _AsMade(dict):
+    """An optimizer's state that also knows what its entries were when they were made: a step changes them in place."""
+
+    def __init__(self, entries: dict[str, Any]):
+        super().__init__()
+        self.made: dict[str, Tensor] = {}
+        for name, value in entries.items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            self.made.setdefault(name, value.detach().clone())
+        super().__setitem__(name, value)
 
 
 def stepped(make: Callable[[list[Tensor]], Optimizer], state: dict[str, Any], grad: Tensor) -> dict[str, Tensor]:

@@ -60,6 +60,9 @@ class GNAM(Method):
         h_norm = self.rho * (yield HVP(ascent(there.grad), adv, there))
         return h_loss + self.alpha * h_norm
 
+    def phase(self, step: int) -> int | None:
+        return 0 if self.oracle is None else self.oracle.phase(step)
+
     def memory(self, space: Space) -> Memory:
         """The oracle's."""
         return {} if self.oracle is None else self.oracle.memory(space)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from ..method import HERE, Context, Look, Looks, Memory, Method, Number, ascent
 from ..vector import TINY, Space, reject
 from .sam import SAM
@@ -55,7 +57,10 @@ class LookSAM(Method):
         if ctx.step % self.k == 0:
             g_s = (yield Look(self.rho * ascent(g))).grad
             ctx.note_gap()
-            ctx.remember(g_v=reject(g_s, g))
+            g_v = reject(g_s, g)
+            size = g_v.norm()
+            rounding = 8 * torch.finfo(size.dtype).eps * g_s.norm()  # what is left of a g_s parallel to g
+            ctx.remember(g_v=(size > rounding).to(size.dtype) * g_v)
             return g_s
         g_v = ctx.memory["g_v"]
         return g + (self.alpha * g.norm() / (g_v.norm() + TINY)) * g_v

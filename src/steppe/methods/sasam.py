@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from ..method import HERE, Context, Look, Looks, Memory, Method, Number, ascent
 from ..vector import TINY, Space
@@ -44,22 +45,26 @@ class SASAM(Method):
     def looks(self, ctx: Context) -> Looks:
         """Equations (1) to (3)."""
         here = yield HERE
-        last_eta = ctx.memory["eta"]
+        last_eta, last_theta = ctx.memory["eta"], ctx.memory["theta"]
+        growth = math.sqrt(1 + self.delta) if self.published else 1.0
         if ctx.step == 0:
-            eta = last_eta = torch.as_tensor(ctx.lr, dtype=last_eta.dtype, device=last_eta.device)
-            theta = torch.full_like(eta, torch.inf)
-            if self.published:
-                eta = eta * math.sqrt(1 + self.delta)
-                theta = eta / last_eta
+            last_eta = torch.as_tensor(ctx.lr, dtype=last_eta.dtype, device=last_eta.device)
+            eta = growth * last_eta
+            theta = torch.full_like(eta, growth if self.published else torch.inf)
         else:
+            new = last_eta == 0  # steps were taken, but by another method: t = 0 is now
+            last_eta = torch.where(new, ctx.lr, last_eta)
             moved = (ctx.memory["w"] - ctx.w).perturbed()
             before = yield Look(moved)
             changed = (here.grad - before.grad).perturbed().norm()
             smooth = moved.norm() / ((1 if self.published else 2) * changed + TINY)
-            smooth = torch.where(moved.norm() == 0, torch.inf, smooth)  # without a move nothing is known of it
-            grown = (1 + self.delta * ctx.memory["theta"]).sqrt() * last_eta
+            smooth = torch.where((moved.norm() == 0) | (changed == 0), torch.inf, smooth)  # nothing is known of it
+            grown = self._grown(last_theta) * last_eta
             eta = torch.minimum(smooth, grown) + (1e-8 if self.published else 0.0)
-            theta = eta / last_eta
+            unbounded = eta.isinf()  # by either: as if this step had not been
+            eta = torch.where(new, growth * last_eta, torch.where(unbounded, last_eta, eta))
+            theta = torch.where(unbounded, last_theta, eta / last_eta)
+            theta = torch.where(new, growth if self.published else torch.inf, theta)
             del moved, before
         ctx.set_lr(eta)
         ctx.metrics["eta"] = eta
@@ -71,12 +76,18 @@ class SASAM(Method):
         ctx.note_gap()
         return there.grad
 
+    def _grown(self, theta: Tensor) -> Tensor:
+        """√(1 + δθ), which is 1 for δ = 0 even if θ = ∞."""
+        never = isinstance(self.delta, (int, float)) and self.delta == 0
+        return torch.ones_like(theta) if never else (1 + self.delta * theta).sqrt()
+
     def phase(self, step: int) -> int | None:
         return None if step == 0 else 0
 
     def memory(self, space: Space) -> Memory:
-        """The last weights, η and θ."""
-        return {"w": space.zeros(), "eta": space.zero(), "theta": space.zero()}
+        """The last weights (of a parameter that is new: those it has), η and θ."""
+        with torch.no_grad():
+            return {"w": space.live().clone(), "eta": space.zero(), "theta": space.zero()}
 
     @classmethod
     def variants(cls) -> list[Method]:

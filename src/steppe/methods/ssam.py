@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -104,12 +105,12 @@ class SSAM(Method):
         dropped = min(int(kept * self.drop * decay), _size(space) - kept)
         mask = ctx.memory["mask"]
         # A dropped weight may grow again at once, as may one that was never kept.
-        survivors = largest(mask * (g.abs() + 1e-30), kept - dropped)
+        survivors = largest(mask * (g.abs() + 1e-30 * random), kept - dropped)  # at random where g is zero
         grown = largest(random - random * survivors, dropped) if dropped else 0.0 * survivors
         return survivors + grown
 
     def _kept(self, space: Space) -> int:
-        return int(_size(space) * (1 - self.sparsity))
+        return int(round(_size(space) * (1 - self.sparsity), 3))  # 10 · (1 − 0.9) is a little less than 1
 
     def memory(self, space: Space) -> Memory:
         """The mask."""
@@ -132,7 +133,8 @@ def largest(scores: Vector, count: int) -> Vector:
     from the top, by counting: exact, the same on all ranks, and without waiting for the device. Ties with the
     smallest of them are all kept; zeros only if everything is.
     """
-    ints = [_as_int(t) for t in scores.tensors]
+    widest = functools.reduce(torch.promote_types, {t.dtype for t in scores.tensors})  # bits of one kind
+    ints = [_as_int(t.to(widest)) for t in scores.tensors]
     bits = ints[0].element_size() * 8 - 1
     threshold = torch.zeros((), dtype=ints[0].dtype, device=ints[0].device)
     for bit in reversed(range(bits)):
