@@ -52,6 +52,14 @@ def mark_used(params: list[Tensor]) -> None:
             grad.used_at_version = grad._version  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def drop_used(params: list[Tensor]) -> None:
+    """Forget the last step's direction in parameters that take no part any more: a base would step along it again."""
+    for p in params:
+        grad = p.grad
+        if grad is not None and not p.requires_grad and getattr(grad, "used_at_version", None) == grad._version:
+            p.grad = None
+
+
 def refuse_leftover_gradients(params: list[Tensor]) -> None:
     """Gradients of an unfinished accumulation would be lost silently; those of the last step are used up."""
     fresh = [g for p in params if (g := p.grad) is not None and getattr(g, "used_at_version", None) != g._version]

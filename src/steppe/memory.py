@@ -38,8 +38,8 @@ class Store:
             if isinstance(value, Vector):
                 for p, t in zip(space.params, value.tensors, strict=True):
                     self._vectors[p].setdefault(name, t)
-            else:
-                self._others.setdefault(name, value.clone())  # loading writes into them: no two may be one
+            elif name not in self._others or self._others[name].shape != value.shape:  # of a method with other settings
+                self._others[name] = value.clone()  # loading writes into them: no two may be one
 
     def recall(self, space: Space) -> Memory:
         """All that is remembered, moved to where the parameters are."""
@@ -51,15 +51,17 @@ class Store:
 
     def keep(self, params: list[Tensor], values: Memory) -> None:
         """Replace what is remembered."""
+        new: list[tuple[dict[str, Tensor], str, Tensor]] = []
         for name, value in values.items():
             if isinstance(value, Vector):
-                for p, t in zip(params, value.tensors, strict=True):
-                    self._vectors[p][name] = self._put(self._vectors[p].get(name), t)
+                new += [(self._vectors[p], name, t) for p, t in zip(params, value.tensors, strict=True)]
             else:
-                self._others[name] = self._put(self._others.get(name), value.detach())
-
-    def _put(self, old: Tensor | None, new: Tensor) -> Tensor:
-        return new if old is None or not self.pinned else old.copy_(new)
+                new.append((self._others, name, value.detach()))
+        if self.pinned:  # a value may be what another name remembers, and that is about to be written over
+            old = {id(place[name]) for place, name, _ in new if name in place}
+            new = [(place, name, t.clone() if id(t) in old else t) for place, name, t in new]
+        for place, name, t in new:
+            place[name] = place[name].copy_(t) if self.pinned and name in place else t
 
     def joined(self, state: Any) -> Any:
         """The base optimizer's state, with this memory inside: what distributed checkpoints look at."""
@@ -113,6 +115,9 @@ class _Joined(MutableMapping):
     def __getitem__(self, p: Tensor) -> Any:
         own = self._store.of(p)
         return ChainMap(self._state[p], own) if own else self._state[p]
+
+    def __contains__(self, p: object) -> bool:
+        return p in self._state or (isinstance(p, Tensor) and bool(self._store.of(p)))
 
     def __setitem__(self, p: Tensor, entry: Any) -> None:
         self._state[p] = {k: v for k, v in entry.items() if not str(k).startswith((_VECTOR, _OTHER))}

@@ -104,6 +104,9 @@ class Context:
 
     def remember(self, **values: Vector | Tensor) -> None:
         """Keep values for the next step."""
+        for name, value in values.items():
+            if not isinstance(value, (Vector, Tensor)):
+                raise TypeError(f"remember({name}=...) takes a Vector or a tensor, not {value!r}")
         self.remembered.update(values)
 
     def set_lr(self, lr: Tensor) -> None:
@@ -190,7 +193,7 @@ class Method:
             value = getattr(self, f.name)
             if isinstance(value, Method):
                 values[f.name] = value.at(step, lr, group_rho)
-            elif f.type in _NUMBER and callable(value):
+            elif _is_number(f.type) and callable(value):
                 values[f.name] = value(step, lr)
         if group_rho is not None and not self.radius and any(f.name == "rho" for f in fields(self)):
             raise ValueError(
@@ -203,11 +206,13 @@ class Method:
         return replace(self, **values) if values else self
 
 
-_NUMBER = ("Number", Number)
+def _is_number(annotation: Any) -> bool:
+    """Whether a field is a hyperparameter, by its annotation: `Number`, or its text in any spelling."""
+    return annotation.rpartition(".")[2] == "Number" if isinstance(annotation, str) else annotation is Number
 
 
 def _numbers(method: Method) -> dict[str, Any]:
-    return {f.name: getattr(method, f.name) for f in fields(method) if f.type in _NUMBER}
+    return {f.name: getattr(method, f.name) for f in fields(method) if _is_number(f.type)}
 
 
 def ascent(grad: Vector) -> Vector:

@@ -78,7 +78,7 @@ class SharpnessAware(Optimizer):
         self._room: Vector | None = None  # memory for a copy of the weights, likewise
         self._generators: Generators = {}  # of the method's draws, likewise
         self._space_before: Space | None = None  # the last step's, likewise
-        self._kind_before: type[Method] | None = None  # of the method whose memory was made
+        self._method_before: Method | None = None  # whose memory was made
         self._lr_set: Any = None  # the learning rate the method has set
         self._scaler_steps = False  # a GradScaler is calling
         Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
@@ -96,7 +96,13 @@ class SharpnessAware(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the base optimizer."""
         self.base.add_param_group(param_group)
-        checks.check_group(self.param_groups[-1])
+        try:
+            checks.check_group(self.param_groups[-1])
+        except Exception:
+            del self.param_groups[-1]
+            raise
+        if self._lr_set is not None:  # the method's, for all groups
+            self.param_groups[-1]["lr"] = self._lr_set
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -126,13 +132,14 @@ class SharpnessAware(Optimizer):
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(opt)
             scaler.update()
+            opt.zero_grad()
 
         A method that looks at a second batch says so in ``look.batch``; one that needs the loss is told it by
         ``look.report(loss)``.
         """
         self._close()
         space = self._space()
-        checks.refuse_leftover_gradients(space.params)
+        self._refuse_leftovers(space)
         if self.hvp == "exact" and "hvp" in self.method.needs:
             raise RuntimeError(
                 'hvp="exact" needs a closure that returns a graph: use step(closure) or gradient(closure)'
@@ -163,7 +170,7 @@ class SharpnessAware(Optimizer):
         self._close()
         space = self._space()
         if not first_done:
-            checks.refuse_leftover_gradients(space.params)
+            self._refuse_leftovers(space)
         elif all(p.grad is None for p in space.params):
             raise RuntimeError("first_done=True, but no parameter has a gradient: run backward first")
         batches: dict[str, Any] = {"main": closure, "auxiliary": auxiliary, "sample": sample}
@@ -187,6 +194,10 @@ class SharpnessAware(Optimizer):
                 if look.index == 0:
                     first_loss = look.loss
         return first_loss
+
+    def _refuse_leftovers(self, space: Space) -> None:
+        if self._pending is None:  # else a direction that nothing stepped along: a GradScaler skipped the step
+            checks.refuse_leftover_gradients(space.params)
 
     def begin(self) -> None:
         """Call before a pass that a framework runs itself, when ``gradient(..., first_done=True)`` will follow."""
@@ -267,6 +278,8 @@ class SharpnessAware(Optimizer):
     step.hooked = True
 
     def _step(self, closure: Closures | None = None, **batches: Any) -> Any:
+        if batches.get("scaler") is not None:
+            raise TypeError("step takes no scaler: call opt.gradient(closure, scaler=scaler), then scaler.step(opt)")
         self._close()
         loss, by_scaler, self._scaler_steps = None, self._scaler_steps, False
         if closure is not None and self._pending is None:
@@ -297,7 +310,15 @@ class SharpnessAware(Optimizer):
         checks.mark_used(space.params)
         return loss
 
-    _step_with_hooks = Optimizer.profile_hook_step(_step)
+    def _step_with_hooks(self, *args: Any, **kwargs: Any) -> Any:
+        """With this optimizer's own hooks, as torch runs them; those for all optimizers run around the base's step."""
+        args = (self, *args)
+        for before in self._optimizer_step_pre_hooks.values():
+            args, kwargs = before(self, args, kwargs) or (args, kwargs)
+        loss = SharpnessAware._step(*args, **kwargs)
+        for after in self._optimizer_step_post_hooks.values():
+            after(self, args, kwargs)
+        return loss
 
     def _set_lr(self, lr: Tensor) -> None:
         takes_tensor = all(group.get("fused") or group.get("capturable") for group in self.param_groups)
@@ -372,12 +393,14 @@ class SharpnessAware(Optimizer):
             raise RuntimeError("the base optimizer has no parameter that requires a gradient")
         special = any("perturb" in group or "adaptive" in group for group in self.param_groups)
         flags = (self._by_group("perturb", True), self._by_group("adaptive", True)) if special else (None, None)
-        before, kind = self._space_before, type(self.method)
-        if before is not None and kind is self._kind_before and before.fits(params, *flags):
-            return before
-        space = Space(params, *flags)
-        self._space_before, self._kind_before, self._room = space, kind, None
-        self._store.prepare(self.method, space)
+        space = self._space_before
+        if space is None or not space.fits(params, *flags):
+            space, self._method_before, self._room = Space(params, *flags), None, None
+            self._space_before = space
+            checks.drop_used(self._all_params())
+        if self.method is not self._method_before:
+            self._store.prepare(self.method, space)
+            self._method_before = self.method
         return space
 
     def _by_group(self, key: str, default: Any = None) -> list[Any]:

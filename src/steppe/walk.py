@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from . import distributed
 from .difference import by_difference
-from .method import HVP, Context, Look, Method, Seen
+from .method import HERE, HVP, Context, Look, Method, Seen
 from .quiet import Quiet
 from .vector import Space, Vector
 
@@ -31,6 +31,10 @@ class Pass:
     def report(self, loss: Tensor) -> None:
         """Tell the method the loss of this look (the unscaled one). Called several times, it adds up."""
         self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
+
+
+class Left(Exception):
+    """Thrown into the looks by who goes on without a step, but with what the first look did to buffers and the like."""
 
 
 class Scale:
@@ -94,6 +98,8 @@ class Walk:
                     self._quiet.rewind()
                 elif not first_done:
                     self._clear_gradients()
+                elif ask[0] != HERE:
+                    raise RuntimeError(f"first_done=True, but {self.method.name} does not look at the weights first")
                 report = self._go(index, ask.pop())
                 with self._around(report, apart):
                     yield report
@@ -103,6 +109,9 @@ class Walk:
             self._quiet.settle()
             self.ctx.metrics["looks"] = index
             return end.value
+        except Left:
+            self._clear_gradients()
+            raise
         except BaseException:  # also GeneratorExit: the loop around `passes` was left early
             self._clear_gradients()
             self._quiet.undo()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -53,22 +54,27 @@ class SharpnessAwareCallback(Callback):
             strategy.optimizers = [optimizer]
         self.optimizer = optimizer
         self.optimizer.model = strategy.model  # by now wrapped by DDP
-        # Schedulers leave a mark on the step they have seen, and look for it again: update_wrapper copies it.
-        step = functools.update_wrapper(functools.partial(self._step, optimizer.step), optimizer.step)
-        self.optimizer.step = step
+        inner = optimizer.step
+
+        # Schedulers wrap the function of a method, leave a mark on it, and look for that: a copy has it too.
+        @functools.wraps(inner)
+        def step(_: Any, closure: Callable[[], Any] | None = None) -> Any:
+            return self._step(inner, closure)
+
+        self.optimizer.step = types.MethodType(step, optimizer)
 
     def _step(self, step: Callable[[], Any], closure: Callable[[], Any] | None = None) -> Any:
         """Lightning hands its whole pass to step, as a closure: the first look, which leads to the others."""
         loss = None if closure is None else closure()
         if not self._replay.open:  # else no training_step had a loss
             step()
-        self._replay.close()
+        self._replay.leave()
         return loss
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Begin the first look, or go on with it."""
         if batch_idx % trainer.accumulate_grad_batches == 0:  # where Lightning clears the gradients
-            self._replay.close()
+            self._replay.leave()
         takes_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)  # Lightning's rule
         again = functools.partial(self._again, trainer, pl_module, (batch, batch_idx) if takes_index else (batch,))
         self._replay.begin(self.optimizer, again, _scaler(trainer))
@@ -92,10 +98,10 @@ class SharpnessAwareCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the step that was under way, if training stopped in one."""
-        self._replay.close()
+        self._replay.leave()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave the step that was under way."""
+        """Undo the step that was under way."""
         self._replay.close()
 
     def _again(self, trainer: Trainer, pl_module: LightningModule, arguments: tuple[Any, ...], last: bool) -> Any:

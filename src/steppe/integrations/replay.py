@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import distributed
 from ..optimizer import SharpnessAware
-from ..walk import Pass
+from ..walk import Left, Pass
 
 # Forward and backward of one micro-batch: is told whether it is the step's last, returns its share of the loss.
 Again = Callable[[bool], Tensor | None]
@@ -38,7 +38,8 @@ class Replay:
         self._choose = auxiliary
         self._looks: Generator[Pass, None, None] | None = None
         self._first: Pass | None = None
-        self._main: list[tuple[Again, RandomState]] = []
+        self._now: tuple[Again, RandomState] | None = None  # the micro-batch under way
+        self._main: list[tuple[Again, RandomState]] = []  # those that have come to a loss: others are not seen again
         self._second: list[Again] = []
 
     @property
@@ -62,18 +63,19 @@ class Replay:
             self._looks = optimizer.passes(scaler)
             self._first = next(self._looks)
             self._optimizer = optimizer
-        self._main.append((again, RandomState(optimizer.param_groups[0]["params"][0].device)))
+        self._now = again, RandomState(optimizer.param_groups[0]["params"][0].device)
 
     def saw(self, loss: Tensor) -> None:
         """Call after it, with the micro-batch's share of the (unscaled) loss."""
-        assert self._first is not None
+        assert self._first is not None and self._now is not None
         self._first.report(loss)
+        self._main.append(self._now)
 
     def look_around(self) -> None:
         """Call after the step's last micro-batch, before anything uses the gradients: now the other looks run."""
         assert self._looks is not None
         looks, self._looks = self._looks, None
-        main, self._main = self._main, []
+        main, self._main, self._now = self._main, [], None
         second = self._second or [again for again, _ in main]
         with torch.enable_grad(), contextlib.closing(looks):  # an exception must bring the weights home at once
             for look in looks:
@@ -90,10 +92,18 @@ class Replay:
             self._second = [again for again, _ in main]
 
     def close(self) -> None:
-        """Forget the step under way: the trainer stopped in it."""
+        """Undo the step under way: the trainer stopped in it."""
         if self._looks is not None:
             self._looks.close()
-        self._looks, self._main = None, []
+        self._looks, self._main, self._now = None, [], None
+
+    def leave(self) -> None:
+        """Forget the step under way: the trainer goes on without it, with what its pass left behind."""
+        if self._looks is not None:
+            with contextlib.suppress(Left):
+                self._looks.throw(Left())
+            self._looks = None
+        self.close()
 
     def start_over(self) -> None:
         """Before a new training: forget everything."""
