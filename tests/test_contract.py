@@ -364,8 +364,6 @@ def test_a_compiled_model_gives_equal_steps_and_compiles_once(method):
 @every_variant
 def test_another_method_may_take_over(method):
     """Given to the optimizer half-way it finds its memory made, as in a copy that is given it before its first step."""
-    if "lr" in method.needs:
-        pytest.skip("sets its own learning rate, and must do so from the start")
     model, opt = train(steppe.SAM(), count=2)
     other, fresh = copy.deepcopy((model, opt))
     opt.method = fresh.method = method

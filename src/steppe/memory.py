@@ -58,8 +58,8 @@ class Store:
             else:
                 new.append((self._others, name, value.detach()))
         if self.pinned:  # a value may be what another name remembers, and that is about to be written over
-            old = {id(place[name]) for place, name, _ in new if name in place}
-            new = [(place, name, t.clone() if id(t) in old else t) for place, name, t in new]
+            old = {place[name].data_ptr() for place, name, _ in new if name in place}
+            new = [(place, name, t.clone() if t.data_ptr() in old else t) for place, name, t in new]
         for place, name, t in new:
             place[name] = place[name].copy_(t) if self.pinned and name in place else t
 

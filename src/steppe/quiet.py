@@ -27,15 +27,19 @@ from .vector import same
 class Snapshot:
     """Buffers, random state and modes at one moment. Taken again, it uses the same memory."""
 
-    def __init__(self, modules: Sequence[nn.Module], devices: Iterable[torch.device]):
+    def __init__(self, modules: Sequence[nn.Module], devices: Iterable[torch.device], more: Sequence[Tensor] = ()):
         self._modules = modules
         self._params = [p for module in modules for p in module._parameters.values() if p is not None]
         # By place and not only by value: a forward may put another tensor where a buffer was.
         self._places = [module._buffers for module in modules]
         self._named = [dict(place) for place in self._places]
         self._buffers = _all_values(self._places)
-        sources = [_as_bits(local(buffer.detach())) for buffer in self._buffers if buffer is not None]
-        self._pairs = _by_kind(sources)
+        present = [buffer for buffer in self._buffers if buffer is not None]
+        self._pairs = _by_kind([_as_bits(local(tensor.detach())) for tensor in (*present, *more)])
+        # And by address: it may give a buffer other memory (`buffer.data = ...`, `resize_`).
+        self._strided = [buffer for buffer in present if type(buffer) is Tensor and buffer.layout is torch.strided]
+        self._memory = [buffer.detach() for buffer in self._strided]
+        self._addresses = [buffer.data_ptr() for buffer in self._strided]
         self._devices = [device for device in devices if device.type not in ("cpu", "meta")]
         self._random_states = [_random_state(device) for device in (torch.device("cpu"), *self._devices)]
         self.take()
@@ -54,7 +58,11 @@ class Snapshot:
         """Make everything as it was when the snapshot was taken."""
         if not self.fits():
             for place, buffers in zip(self._places, self._named, strict=True):
+                place.clear()
                 place.update(buffers)
+            for buffer, memory, address in zip(self._strided, self._memory, self._addresses, strict=True):
+                if buffer.data_ptr() != address:
+                    buffer.data = memory
         for sources, values in self._pairs:
             torch._foreach_copy_(sources, values)
         for write, state in self._random:
@@ -68,20 +76,22 @@ class Snapshot:
 
     def fits(self) -> bool:
         """Whether the modules have the buffers that this snapshot knows, and no others."""
-        return same(_all_values(self._places), self._buffers)
+        same_tensors = same(_all_values(self._places), self._buffers)
+        return same_tensors and [buffer.data_ptr() for buffer in self._strided] == self._addresses
 
 
 class Quiet:
     """Keeps one step's looks from disturbing anything: the state before the first look, and after it."""
 
-    def __init__(self, model: nn.Module | None, params: list[Tensor]):
+    def __init__(self, model: nn.Module | None, params: list[Tensor], moving: Sequence[Tensor] = ()):
         self._model, self._params = model, params
+        self._moving = list(moving)  # parameters of others that a forward changes: it averages them, say
         self._modules = [] if model is None else list(model.modules())
         self._branches = [module._modules for module in self._modules]
         self._children = _all_values(self._branches)  # as long as they are the same, so is the tree of modules
         self._devices = sorted({p.device for p in params}, key=str)
         self._sharded = [m for m in self._modules if isinstance(m, FSDPModule)]
-        self._before = Snapshot(self._modules, self._devices)
+        self._before = Snapshot(self._modules, self._devices, self._moving)
         self._after: Snapshot | None = None
         self._looked = False  # whether the state after the first look is known
         # Parameters of the model that are another optimizer's: extra looks must not add to their gradients.
@@ -89,6 +99,8 @@ class Quiet:
         everyones = (p for m in self._modules for p in m._parameters.values() if p is not None)
         self._others = list({id(p): p for p in everyones if id(p) not in ours}.values())
         self._others_grads: list[Tensor | None] = []
+        self._versions = [p._version for p in self._others]
+        self._found: list[tuple[Tensor, Tensor]] = []  # those that the first look changed unexpectedly, and to what
         self.precision = Precision(model, self._modules, params)
         # While a CUDA graph is recorded: a random state for each look, all starting from where the first does.
         self.spare: list[torch.Generator] = []
@@ -96,9 +108,10 @@ class Quiet:
     def again(self, model: nn.Module | None, params: list[Tensor]) -> Quiet:
         """For the next step: this object, or a new one if model or parameters have changed."""
         same_model = model is self._model and same(_all_values(self._branches), self._children)
-        if not (same_model and same(params, self._params) and self._before.fits()):
-            return Quiet(model, params)
+        if not (same_model and same(params, self._params) and self._before.fits()) or self._found:
+            return Quiet(model, params, [*self._moving, *(p for p, _ in self._found)] if same_model else ())
         self._looked = False
+        self._versions = [p._version for p in self._others]
         self._before.take()
         return self
 
@@ -109,8 +122,9 @@ class Quiet:
             if self._after is not None and self._after.fits():
                 self._after.take()
             else:
-                self._after = Snapshot(self._modules, self._devices)
+                self._after = Snapshot(self._modules, self._devices, self._moving)
             self._others_grads = [p.grad for p in self._others]
+            self._find_moving()
         for p in self._others:
             p.grad = None
         self._before.restore()
@@ -121,6 +135,7 @@ class Quiet:
         self._draw_from(0)
         if self._looked and self._after is not None:
             self._after.restore()
+            self._put_found()
             self._give_back_gradients()
 
     def undo(self) -> None:
@@ -128,7 +143,20 @@ class Quiet:
         self._draw_from(0)
         self._before.restore()
         if self._looked:
+            self._put_found()
             self._give_back_gradients()
+
+    def _find_moving(self) -> None:
+        """Note which parameters of others the first look has changed. In later steps they are kept as buffers are."""
+        if [p._version for p in self._others] != self._versions:
+            changed = (p for p, version in zip(self._others, self._versions, strict=True) if p._version != version)
+            known = {id(p) for p in self._moving}
+            self._found = [(p, p.detach().clone()) for p in changed if id(p) not in known]
+
+    def _put_found(self) -> None:
+        with torch.no_grad():
+            for p, value in self._found:
+                p.copy_(value)
 
     def _draw_from(self, index: int) -> None:
         """While recording: the next look's random state (1), or the one that training goes on with (0)."""
@@ -190,6 +218,8 @@ def _all_values(dicts: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 def _as_bits(tensor: Tensor) -> Tensor:
     """The same memory seen as 32-bit integers, if it can be: statistics and counters are copied in one go."""
+    if tensor.layout is torch.strided and 0 in tensor.stride():  # expanded: all its entries are one
+        tensor = tensor[tuple(slice(None if step else 1) for step in tensor.stride())]
     if tensor.dtype not in (torch.float32, torch.int64) or tensor.layout is not torch.strided or tensor.is_neg():
         return tensor
     return tensor.view(-1).view(torch.int32) if tensor.is_contiguous() else tensor

@@ -374,3 +374,67 @@ def test_what_cannot_work_says_so(method: Any):
         callback = SharpnessAwareCallback(method)
     with pytest.raises((RuntimeError, TypeError), match=r"single examples|draws its batches|passes|method"):
         fit(module, callback)
+
+
+class Stopping(Net):
+    """Leaves out a batch now and then, by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[float] = []
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        self.drawn.append(torch.rand(()).item())
+        return None if self.drawn[-1] < 0.5 else F.cross_entropy(self.net(batch[0]), batch[1])
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_pass_without_a_step_is_not_undone():
+    """Random numbers and BatchNorm's statistics go on as without the callback."""
+    plain, module = Stopping(), Stopping()
+    fit(plain, max_epochs=2)
+    fit(module, SharpnessAwareCallback(steppe.Plain()), max_epochs=2)
+    assert module.drawn == plain.drawn and len(set(plain.drawn)) == 2 * BATCHES
+    assert_same(module.net, plain.net)
+
+
+@pytest.mark.filterwarnings("ignore:.*SWA")
+def test_weights_can_be_averaged():
+    """Lightning makes a scheduler for it half-way, and ends with passes for BatchNorm alone.
+
+    (After the last of them it steps once more, along an old gradient; with the callback there is no such step.)
+    """
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
+
+    def run(*callbacks: Any) -> nn.Module:
+        module = Net()
+        averaging = StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=1, annealing_epochs=1)
+        fit(module, *callbacks, averaging, max_epochs=3)
+        return module.net
+
+    ours, theirs = (dict(net.named_buffers()) for net in (run(SharpnessAwareCallback(steppe.Plain())), run()))
+    assert ours.keys() == theirs.keys() and ours["0.num_batches_tracked"] == BATCHES
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-7)
+
+
+class Manual(Net):
+    """With a loop of its own, as the documentation has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return steppe.SharpnessAware(torch.optim.SGD(self.net.parameters(), lr=0.1), steppe.SAM(), model=self.net)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        for _ in optimizer.optimizer.passes():
+            self.manual_backward(F.cross_entropy(self.net(batch[0]), batch[1]))
+        optimizer.step()
+
+
+def test_manual_optimization_counts_steps():
+    trainer = fit(Manual(), max_epochs=2, max_steps=5)
+    assert trainer.global_step == 5 and trainer.optimizers[0].steps == 5

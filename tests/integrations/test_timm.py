@@ -71,6 +71,30 @@ def test_the_factory_knows_the_names():
         register("my_sam", METHODS["SAM"])
 
 
+def test_a_batch_that_is_skipped_is_not_seen_again():
+    """Its loss was not finite, say, or there was no memory for it: the next step is of the next batch alone."""
+
+    def run(skips: bool) -> nn.Module:
+        model = network().eval()  # no random numbers: the skipped batch would draw some
+        optimizer = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), METHODS["SAM"])
+        scaler = SharpnessAwareScaler(model, device="cpu", enabled=False)
+        for i, (x, y) in enumerate(data()[:4]):
+            if i % 2 and skips:
+                with pytest.raises(MemoryError):
+                    scaler.forward(optimizer, out_of_memory)
+                scaler.forward(optimizer, lambda x=x, y=y: 50 * F.cross_entropy(model(-x), y))
+                optimizer.zero_grad()
+            loss = scaler.forward(optimizer, lambda x=x, y=y: F.cross_entropy(model(x), y))
+            scaler(loss, optimizer)
+            optimizer.zero_grad()
+        return model
+
+    def out_of_memory() -> torch.Tensor:
+        raise MemoryError
+
+    assert_same(run(True), run(False))
+
+
 def train(model: nn.Module, optimizer: Any, scaler: Any, accumulate: int, autocast: torch.dtype | None) -> None:
     """The order of things in timm's train.py."""
     model.train()

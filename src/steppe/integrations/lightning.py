@@ -54,7 +54,7 @@ class SharpnessAwareCallback(Callback):
             strategy.optimizers = [optimizer]
         self.optimizer = optimizer
         self.optimizer.model = strategy.model  # by now wrapped by DDP
-        inner = optimizer.step
+        inner: Any = optimizer.step
 
         # Schedulers wrap the function of a method, leave a mark on it, and look for that: a copy has it too.
         @functools.wraps(inner)
