@@ -134,7 +134,7 @@ def test_the_terminal_table_shows_everything():
     first = next(k for k, line in enumerate(lines) if line.lstrip().startswith("SAM"))
     plain = [" ".join(line.split()) for line in lines[first : first + 2]]
     assert plain[0] == "SAM rho=0.1 96.18 ± 0.13 2.0× +2.02 [+1.96, +2.07] +1.60 [+1.29, +1.91]"
-    assert plain[1] == "n = 3, 1 diverged 2.0× 1 of 4 diverged; the others: better better"
+    assert plain[1] == "n = 3, 1 diverged 2.0× 1 of 4 diverged; the others: better the others: better"
     assert "SAM rho=0.1: loss became NaN in epoch 3" in said
     assert "Holm" in said
 

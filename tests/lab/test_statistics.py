@@ -215,6 +215,15 @@ def test_diverged_runs_are_counted_and_never_better():
     assert (wsam.n, wsam.unfinished, wsam.verdict) == (0, 1, "unfinished")
 
 
+def test_without_a_base_of_its_kind_there_is_nothing_to_divide_by():
+    """Two bases, and a method that was trained otherwise than both."""
+    records = [record("SGD", 0.9, s, role="base", lr=0.1) for s in range(3)]
+    records += [record("SGD", 0.9, s, role="base", lr=0.2) for s in range(3)]
+    records += [record("SAM", 0.9, s, lr=0.3) for s in range(3)]
+    sam = row_of(summarise(records), "SAM")
+    assert (sam.cost, sam.time, sam.difference, sam.verdict) == (None, None, None, "no base to compare with")
+
+
 def test_the_same_in_every_seed_is_no_difference_and_a_constant_gain_needs_many_seeds():
     values = [0.9 + 0.1 / 3 * s for s in range(3)]
     records = [record("SGD", a, s, role="base") for s, a in enumerate(values)]

@@ -14,7 +14,7 @@ from steppe.lab.errors import LabError
 from steppe.lab.record import write_record
 from steppe.lab.work import Place
 from steppe.papers import claims, experiments, find, trends
-from steppe.papers.claims import Claim, Finding, judge
+from steppe.papers.claims import Claim, Finding, falls_along, judge
 from steppe.papers.runs import Results, collect, plan, run
 
 TABLE = "s0/table1"
@@ -201,6 +201,27 @@ def test_order_by_column(tmp_path):
         "beyond doubt in 0 of 5, in that direction in 0, 3 not run"
     )
     assert trend("crsam-wins-cnns", results)[0] == "not run"
+
+
+def test_what_survived_of_a_cell_does_not_win_for_it(tmp_path):
+    only = ("cifar10/cnn-5", "cifar10/cnn-14")
+    better, worse = (0.76, 0.771, 0.782), (0.73, 0.74, 0.75)
+    cells = columns("crsam", *better, only=only) | columns("gam", *worse, only=only)
+    kept(tmp_path, TABLE, cells)
+    write_record(record(TABLE, "cifar10/cnn-5/crsam", 3, 0.1, status="diverged"), tmp_path / "runs")
+    collect(tmp_path / "runs", find(TABLE), "full", tmp_path / "results")
+    _, found = trend("crsam-wins-cnns", Results.read(tmp_path / "results"))
+    assert not found.holds and found.said.startswith("beyond doubt in 1 of 2, in that direction in 2")
+    assert "cifar10/cnn-5: +3.1 points (+2.85 to +3.35, n = 3), 1 diverged" in found.said
+
+
+def test_two_seeds_are_too_few_for_a_slope(tmp_path):
+    look = falls_along(["cifar10/cnn-5/sgd", "cifar10/cnn-5/gam"], "test_accuracy")
+    experiment = find(TABLE)
+    for count in (2, 3):
+        cells = {"cifar10/cnn-5/sgd": [0.9, 0.901, 0.902][:count], "cifar10/cnn-5/gam": [0.8, 0.802, 0.801][:count]}
+        found = look(experiment, kept(tmp_path / str(count), TABLE, cells))
+        assert (found.holds, found.n) == (count == 3, count)
 
 
 def test_one_pair_of_several_does_not_speak_for_all(tmp_path):

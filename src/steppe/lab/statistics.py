@@ -139,8 +139,9 @@ def _rows(groups: list[Group], metric: str, base: str | None, confidence: float)
     for group in groups:
         reference = None if group in bases else _base_of(group, bases)
         seconds, mine = group.mean("seconds"), _average(group, "gradients")
-        theirs = _average(reference or group, "gradients")
-        base_seconds = (reference or group).mean("seconds")
+        against = group if group in bases else reference
+        theirs = against and _average(against, "gradients")
+        base_seconds = against and against.mean("seconds")
         equal = None if group in references else _equal_cost(group, references)
         row = Row(
             label=group.label,
@@ -152,8 +153,8 @@ def _rows(groups: list[Group], metric: str, base: str | None, confidence: float)
             mean=None if not group.finished(metric) else mean_of(list(group.finished(metric).values()), confidence),
             gradients=mine,
             seconds=seconds,
-            cost=_ratio(mine, theirs) if bases else None,
-            time=_ratio(seconds and seconds.value, base_seconds and base_seconds.value) if bases else None,
+            cost=_ratio(mine, theirs),
+            time=_ratio(seconds and seconds.value, base_seconds and base_seconds.value),
             difference=reference and paired(group, reference, metric, confidence),
             equal_cost=equal and paired(group, equal, metric, confidence),
             verdict="",
@@ -164,7 +165,7 @@ def _rows(groups: list[Group], metric: str, base: str | None, confidence: float)
     # Three questions, three families: what methods gain, what training longer gains, what methods gain at equal cost.
     for kind, role in (("difference", "method"), ("difference", "equal-cost"), ("equal_cost", "method")):
         _correct(rows, kind, role, larger_is_better(metric), confidence)
-    rows = [replace(row, verdict=_verdict(row, bool(bases))) for row in rows]
+    rows = [replace(row, verdict=_verdict(row, _base_of(row.group, bases) is not None)) for row in rows]
     return sorted(rows, key=lambda row: _place(row, larger_is_better(metric)))
 
 

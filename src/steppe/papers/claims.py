@@ -144,22 +144,31 @@ def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bo
     def look(experiment: Experiment, results: Results) -> Finding:
         for scale in ("full", "small"):
             tried = [(c, _difference(experiment, results, c, metric, larger, scale)) for c in listed]
-            found = [(contest, d) for contest, d in tried if d is not None]
+            found = [
+                (contest, d, len(results.of(experiment, contest.better, scale).diverged))
+                for contest, d in tried
+                if d is not None
+            ]
             if found:
                 return weigh(found, scale)
         return NOTHING
 
-    def weigh(found: list[tuple[Contest, Difference]], scale: str) -> Finding:
-        adjusted = holm([d.p for _, d in found])
-        held = sum(d.mean.value > 0 and p < 0.05 and d.n >= FEWEST for (_, d), p in zip(found, adjusted, strict=True))
-        lines = [f"{c.where or c.better}: {interval_text(d.mean, metric, larger)}" for c, d in found]
-        missing = sum(not c.stands_in for c in listed) - sum(not c.stands_in for c, _ in found)
+    def weigh(found: list[tuple[Contest, Difference, int]], scale: str) -> Finding:
+        """A cell that lost runs is not above another, whatever the others say: what is compared is what survived."""
+        adjusted = holm([d.p for _, d, _ in found])
+        sure = [d.mean.value > 0 and p < 0.05 and d.n >= FEWEST for (_, d, _), p in zip(found, adjusted, strict=True)]
+        held = sum(one and not lost for one, (_, _, lost) in zip(sure, found, strict=True))
+        lines = [
+            f"{c.where or c.better}: {interval_text(d.mean, metric, larger)}" + (f", {lost} diverged" if lost else "")
+            for c, d, lost in found
+        ]
+        missing = sum(not c.stands_in for c in listed) - sum(not c.stands_in for c, *_ in found)
         rest = f", {missing} not run" if missing else ""
-        same = sum(d.mean.value > 0 for _, d in found)
+        same = sum(d.mean.value > 0 for _, d, _ in found)
         said = f"beyond doubt in {held} of {len(found)}, in that direction in {same}{rest}"
         holds = held >= len(found) - allow and held > 0
         part = said if len(listed) > 1 else ""
-        return Finding(holds, f"{said}; {'; '.join(lines)}", min(d.n for _, d in found), scale, missing, part)
+        return Finding(holds, f"{said}; {'; '.join(lines)}", min(d.n for _, d, _ in found), scale, missing, part)
 
     return look
 
@@ -194,7 +203,7 @@ def falls_along(cells: Sequence[str], metric: str, rises: bool = False) -> Any:
                 slopes = [_slope([v[seed] for v in values]) * (1 if rises else -1) for seed in seeds]
                 mean = mean_of(slopes)
                 ends = " → ".join(f"{sum(v[s] for s in seeds) / len(seeds):.3g}" for v in values)
-                sure = mean.low is not None and mean.low > 0
+                sure = mean.low is not None and mean.low > 0 and len(seeds) >= FEWEST
                 way = "rises" if rises else "falls"
                 clear = "beyond doubt" if sure else "not beyond doubt"
                 return Finding(sure, f"{ends}: {way if mean.value > 0 else 'does not'}, {clear}", len(seeds), scale)

@@ -48,7 +48,7 @@ def table(records: Iterable[Any], metric: str = "test_accuracy", base: str | Non
                 f"{words.mean(row.mean, metric)}\n{words.runs(row)}",
                 f"{words.times(row.cost)}\n{words.times(row.time)}",
                 _comparison(row.difference, words.verdict(row), metric, STYLES.get(row.verdict, "")),
-                _comparison(row.equal_cost, row.equal_cost.verdict if row.equal_cost else "–", metric),
+                _comparison(row.equal_cost, words.equal_cost_verdict(row), metric),
             )
         made.add_section()
     reasons = [f"{row.label}: {reason}" for row in rows for reason in row.reasons]

@@ -117,6 +117,13 @@ def verdict(row: Row) -> str:
     return row.verdict
 
 
+def equal_cost_verdict(row: Row) -> str:
+    """The same against the base that was trained as long."""
+    if row.equal_cost is None:
+        return "–"
+    return f"the others: {row.equal_cost.verdict}" if row.diverged else row.equal_cost.verdict
+
+
 def base_sentence(row: Row, metric: str) -> str:
     """What the base reached."""
     if row.mean is None:
@@ -150,7 +157,8 @@ def pieces(row: Row, metric: str) -> list[tuple[str, str]]:
         said.append((f"{_gain(row.difference, metric, unit)} {preposition} the base{cost}: ", ""))
         said += _because(row.difference)
     if row.equal_cost is not None:
-        said += [(f". At equal cost {difference(row.equal_cost, metric)}: ", ""), *_because(row.equal_cost)]
+        others = "the others: " if row.diverged else ""
+        said += [(f". At equal cost {others}{difference(row.equal_cost, metric)}: ", ""), *_because(row.equal_cost)]
     elif row.role == "method" and row.cost is not None and row.cost > 1 + EQUAL:
         said.append((". Not compared at equal cost", ""))
     return [*said, (".", "")]
