@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,3 +78,28 @@ def test_recipes_are_listed():
 
 def test_no_command_is_a_call_for_help():
     assert "compare" in run().output
+
+
+@pytest.mark.parametrize(
+    "line", ["measure", "measure x --top x", "landscape --bogus", "doctor --foo", "methods a b", "methods --bogus"]
+)
+def test_usage_errors_are_one_line(line):
+    result = CliRunner().invoke(app, line.split())
+    assert result.exit_code == 2 and result.stderr.startswith("steppe: ") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+@pytest.mark.parametrize("line", ["methods sam", "paper list", "paper show s0/table1"])
+def test_a_terminal_without_greek_letters(line, encoding):
+    command = [sys.executable, "-m", "steppe", *line.split()]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding})
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    for line in ("paper collect . s0/table1 --results file", f"compare --epochs 1 --out {300 * 'a'}"):
+        result = CliRunner().invoke(app, line.split())
+        assert result.exit_code == 2, result.output
+        assert result.stderr.startswith("steppe: ") and result.stderr.count("\n") == 1, result.stderr

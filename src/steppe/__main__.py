@@ -1,5 +1,6 @@
 """Starts the command line, or says what it needs."""
 
+import io
 import sys
 
 
@@ -9,6 +10,9 @@ def main() -> None:
         from .cli import app
     except ImportError as error:
         sys.exit(f'the steppe command needs {error.name}: pip install "steppe[cli]"')
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that has no λ shows a question mark
     app()
 
 

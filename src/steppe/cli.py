@@ -14,7 +14,7 @@ from . import __version__
 from .curvature.command import register as register_measuring
 from .doctor import register as register_doctor
 from .lab.command import register as register_lab
-from .lab.options import OneLineGroup
+from .lab.options import OneLine, OneLineGroup
 from .method import Method
 from .methods import find
 from .papers.command import register as register_papers
@@ -36,7 +36,7 @@ register_papers(app)
 register_doctor(app)
 
 
-@app.command()
+@app.command(cls=OneLine)
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show one method in full.")] = None,
     markdown: Annotated[bool, typer.Option(help="Print a Markdown table.")] = False,

@@ -301,9 +301,11 @@ def register(app: typer.Typer) -> None:
     """Add the command to an app."""
     import typer
 
+    from .lab.options import OneLine
+
     as_json: Any = typer.Option(False, "--json", help="Print JSON, for programs and bug reports.")
 
-    @app.command()
+    @app.command(cls=OneLine)
     def doctor(json_: bool = as_json) -> None:
         """Say what works on this machine: torch, devices, precisions, optional packages, data."""
         with warnings.catch_warnings():

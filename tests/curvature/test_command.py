@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ def model(): return mlp(4).double()
 def data(): return digits(30, side=4)
 def broken(): raise RuntimeError("the disc is full")
 def wrong(): return 3
+def misfit(): return torch.zeros(3, 7, dtype=torch.float64), torch.zeros(3, dtype=torch.int64)
 def ascent(output, target): return -torch.nn.functional.cross_entropy(output, target)
 """
 
@@ -45,6 +47,7 @@ def run(tmp_path, monkeypatch):
     torch.save({"model": {"module." + k: v for k, v in model.state_dict().items()}, "epoch": 3}, tmp_path / "end.pt")
     torch.save(mlp(9).state_dict(), tmp_path / "other.pt")
     (tmp_path / "text.pt").write_text("hello")
+    (tmp_path / "unreadable.py").write_text("def model(:")
     app = typer.Typer()
     register(app)
 
@@ -154,6 +157,10 @@ def test_a_stopped_command_goes_on_where_it_was(run, tmp_path, share):
     assert not list((tmp_path / "curvature" / ".partial").glob("*"))  # all is done: nothing is kept
 
 
+def kept(tmp_path: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in (tmp_path / "curvature" / ".partial").glob("*/*")}
+
+
 def test_partial_results_that_are_torn_or_of_something_else_are_not_used(run, tmp_path):
     command = ("measure", "end.pt", *COMMON, "--what", "trace", "--rtol", "0.05")
 
@@ -163,9 +170,10 @@ def test_partial_results_that_are_torn_or_of_something_else_are_not_used(run, tm
             assert run(*command).exit_code == 130
 
     stop()
-    other = run(*command[:-1], "0.04", "--out", "curvature")
-    assert other.exit_code == 0 and "belong to another measurement: starting over" in other.stderr
-    stop()
+    before = kept(tmp_path)
+    assert before and run(*command[:-1], "0.04", "--out", "curvature").exit_code == 0  # another question
+    assert run(*command[:-1], "-1").exit_code == 2
+    assert kept(tmp_path) == before
     (finished,) = (tmp_path / "curvature" / ".partial").glob("*/finished.pt")
     finished.write_bytes(finished.read_bytes()[:100])
     (finished.parent / "run.pt").write_bytes(b"torn")
@@ -220,6 +228,16 @@ def test_landscape_writes_pictures(run, tmp_path):
     assert names == {"line.png", "line.svg", "end-contour.png", "end-contour.svg", "end-surface.png", "end-surface.svg"}
 
 
+def test_checkpoints_of_one_name_have_pictures_of_their_own(run, tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(tmp_path / "end.pt", tmp_path / folder)
+    result = run("landscape", "a/end.pt", "b/end.pt", *COMMON, "--points", "3", "--no-html")
+    assert result.exit_code == 0, result.output
+    names = {path.name for path in (tmp_path / "landscape").glob("*.svg")}
+    assert names == {f"end.pt-{i}-{kind}.svg" for i in (1, 2) for kind in ("contour", "surface")}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -240,12 +258,20 @@ def test_landscape_writes_pictures(run, tmp_path):
         (("measure", "end.pt", *COMMON, "--mode", "test"), "mode must be"),
         (("measure", "end.pt", *COMMON, "--device", "abacus"), "--device abacus"),
         (("measure", "end.pt", *COMMON, "--rtol", "0"), "rtol must be positive"),
+        (("measure", "end.pt", *COMMON, "--rtol", "nan"), "--rtol must be positive"),
+        (("measure", "end.pt", *COMMON, "--max-matvecs", "0"), "--max-matvecs must be positive"),
         (("measure", "end.pt", *COMMON, "--what", "flatness", "--rho", "-1"), "rho must be positive"),
+        (("measure", "end.pt", *COMMON, "--loss", "mse"), "--model, --data and --loss do not fit together"),
+        (("measure", "end.pt", "--model", "a_project:model", "--data", "a_project:misfit"), "do not fit together"),
+        (("measure", "end.pt", "--model", "unreadable:model", "--data", "a_project:data"), "cannot import unreadable"),
+        (("measure", "end.pt", *COMMON, "--what", "trace", "--out", "text.pt"), "text.pt"),
+        (("landscape", "end.pt", *COMMON, "--points", "3", "--out", "text.pt"), "text.pt"),
         (("landscape", "end.pt", *COMMON, "--points", "4"), "odd"),
         (("landscape", "end.pt", *COMMON, "--dimensions", "3"), "1 or 2"),
         (("landscape", "end.pt", *COMMON, "--along", "the road"), "random or eigenvectors"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Using a target size")
 def test_mistakes_get_one_helpful_line(run, arguments, message):
     result = run(*arguments)
     assert result.exit_code == 2

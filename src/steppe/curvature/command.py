@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
+import math
 import shutil
 import sys
 import warnings
@@ -42,6 +44,8 @@ def register(app: typer.Typer) -> None:
     """Add the commands to an app."""
     import typer
 
+    from ..lab.options import OneLine
+
     checkpoint_files: Any = typer.Argument(..., help="Checkpoints, each with a state dict of the model.")
     from_model: Any = typer.Option(..., "--model", help="package.module:function that returns the model.")
     from_data: Any = typer.Option(..., "--data", help="package.module:function: a loader, or a pair of tensors.")
@@ -53,9 +57,8 @@ def register(app: typer.Typer) -> None:
     on_device: Any = typer.Option("cpu", "--device", help="cpu, cuda, cuda:1, mps.")
     with_seed: Any = typer.Option(0, "--seed", help="Of all random vectors; the same for every checkpoint.")
     some_measures: Any = typer.Option([], "--what", help=f"Any of {', '.join(_WHAT)}; all but flatness by default.")
-    folder = "The folder for JSON and figures."
 
-    @app.command()
+    @app.command(cls=OneLine)
     def measure(
         checkpoints: list[Path] = checkpoint_files,
         model: str = from_model,
@@ -71,7 +74,7 @@ def register(app: typer.Typer) -> None:
         samples: int = so_many,
         double: bool = in_double,
         device: str = on_device,
-        out: Path = typer.Option(Path("curvature"), help=folder),  # noqa: B008
+        out: Path = typer.Option(Path("curvature"), help="The folder for JSON and figures."),  # noqa: B008
         resume: bool = typer.Option(True, help="Go on where the same command was stopped before."),
         seed: int = with_seed,
     ) -> None:
@@ -81,6 +84,9 @@ def register(app: typer.Typer) -> None:
             wanted = list(what) or [w for w in _WHAT if w != "flatness"]
             if unknown := [w for w in wanted if w not in _WHAT]:
                 raise CommandError(f"--what knows {', '.join(_WHAT)}, not {unknown[0]}")
+            for option, value in (("--rtol", rtol), ("--rho", rho), ("--top", top), ("--max-matvecs", max_matvecs)):
+                if not (math.isfinite(value) and value > 0):
+                    raise CommandError(f"{option} must be positive, not {value}")
             found, drawn, partials = {}, {}, []
             for path, (name, objective) in zip(
                 checkpoints,
@@ -91,13 +97,14 @@ def register(app: typer.Typer) -> None:
                 partial = _partial(out, path, objective, asked, resume, typer)
                 partials.append(partial)
                 found[name], drawn[name] = _measure(objective, wanted, top, rtol, rho, max_matvecs, seed, partial)
+            written = _write(found, drawn, out)
             _print_table(found)
             _print_differences(found)
-            _write(found, drawn, out)
+            print("\n".join(written))
             for partial in partials:
                 partial.remove()
 
-    @app.command()
+    @app.command(cls=OneLine)
     def landscape(
         checkpoints: list[Path] = checkpoint_files,
         model: str = from_model,
@@ -113,7 +120,7 @@ def register(app: typer.Typer) -> None:
         samples: int = so_many,
         double: bool = in_double,
         device: str = on_device,
-        out: Path = typer.Option(Path("landscape"), help=folder),  # noqa: B008
+        out: Path = typer.Option(Path("landscape"), help="The folder for figures."),  # noqa: B008
         seed: int = with_seed,
     ) -> None:
         """Draw the loss around one or more checkpoints: PNG, SVG, and an interactive HTML surface."""
@@ -131,10 +138,17 @@ def register(app: typer.Typer) -> None:
 @contextmanager
 def _helpful(typer: Any) -> Iterator[None]:
     """One line in place of a traceback for everything that the user can put right."""
+    from ..lab.options import os_error
+
     try:
         yield
     except (CommandError, ValueError, TypeError, ImportError) as error:
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2) from None
+    except BrokenPipeError:  # the reader of our output has had enough: typer knows
+        raise
+    except OSError as error:
+        typer.echo(f"error: {os_error(error)}", err=True)
         raise typer.Exit(2) from None
 
 
@@ -156,7 +170,8 @@ def _partial(out: Path, path: Path, objective: Objective, asked: dict[str, Any],
     """What was found before, if the same was asked of the same file, model and data."""
     loss = f"{float(objective.loss()):.5g}"
     of = {"weights": digest(path), "loss": loss, "asked": {k: str(v) for k, v in sorted(asked.items())}}
-    folder = out / ".partial" / digest(path)[:16]
+    one = hashlib.sha256(json.dumps(of).encode()).hexdigest()  # another question has a folder of its own
+    folder = out / ".partial" / one[:16]
     if not resume:
         shutil.rmtree(folder, ignore_errors=True)
     with warnings.catch_warnings(record=True) as told:
@@ -191,7 +206,13 @@ def _objectives(
         _load_weights(net, path)
         net = net.to(where, torch.float64 if double else None)
         options: dict[str, Any] = {"params": params or None, "mode": mode, "samples": samples or None, "seed": seed}
-        yield name, Objective(net, loss_fn, batches, **options)
+        objective = Objective(net, loss_fn, batches, **options)
+        try:
+            objective.loss()
+        except (RuntimeError, IndexError) as error:
+            said = str(error).splitlines()[0]
+            raise CommandError(f"--model, --data and --loss do not fit together: {said}") from None
+        yield name, objective
 
 
 def _import(spec: str, option: str) -> Callable[..., Any]:
@@ -202,7 +223,7 @@ def _import(spec: str, option: str) -> Callable[..., Any]:
         sys.path.insert(0, "")  # as python -m does: modules in the folder that the command is run from
     try:
         found = importlib.import_module(module)
-    except ImportError as error:
+    except Exception as error:  # whatever the user's module does when it is imported
         raise CommandError(f"{option}: cannot import {module}: {error}") from None
     function = getattr(found, name, None)
     if not callable(function):
@@ -321,12 +342,14 @@ def _print_rows(head: list[str], rows: list[list[str]]) -> None:
     Console().print(table)
 
 
-def _write(found: dict[str, Any], drawn: dict[str, dict[str, Any]], out: Path) -> None:
+def _write(found: dict[str, Any], drawn: dict[str, dict[str, Any]], out: Path) -> list[str]:
+    """Write what was found; return what to say about it."""
     out.mkdir(parents=True, exist_ok=True)
     extra = {name: {k: v for k, v in one.items() if k != "density"} for name, one in drawn.items()}
     path = out / "curvature.json"
-    path.write_text(json.dumps({"measures": as_json(found), "details": as_json(extra)}, indent=1, ensure_ascii=False))
-    print(f"wrote {path}")
+    text = json.dumps({"measures": as_json(found), "details": as_json(extra)}, indent=1, ensure_ascii=False)
+    path.write_text(text, encoding="utf-8")
+    said = [f"wrote {path}"]
     makers: dict[str, Callable[..., Any]] = {
         "density": figures.density_figure,
         "log_det": figures.log_det_figure,
@@ -336,9 +359,10 @@ def _write(found: dict[str, Any], drawn: dict[str, dict[str, Any]], out: Path) -
         for key, make in makers.items():
             many = {name: one[key] for name, one in drawn.items() if key in one}
             if many:
-                print(f"wrote {figures.save(make(many), out / f'{key}.png')}")
+                said.append(f"wrote {figures.save(make(many), out / f'{key}.png')}")
     except ImportError:
-        print("no figures: install matplotlib for them")
+        said.append("no figures: install matplotlib for them")
+    return said
 
 
 def _draw(
@@ -364,17 +388,23 @@ def _draw(
             figure = figures.line_figure(line(named, ways, reach=reach, points=points, axis=axis, seed=seed))
             return [figures.save(figure, out / f"line.{kind}") for kind in ("png", "svg")]
         written = []
+        stems = dict(zip(named, _apart([Path(name).name for name in named]), strict=True))
         for name, objective in named.items():
             axes = ("first eigenvector", "second eigenvector") if vectors else ("first direction", "second direction")
             ways = (vectors[name][0], vectors[name][1]) if vectors else None
             found = plane(objective, ways, reach=reach, points=points, axes=axes, seed=seed)
-            stem = Path(name).name
+            stem = stems[name]
             for kind, make in (("contour", figures.contour_figure), ("surface", figures.surface_figure)):
                 written += [figures.save(make(found), out / f"{stem}-{kind}.{ending}") for ending in ("png", "svg")]
             written += _interactive(found, out / f"{stem}.html") if html else []
         return written
     except ImportError as error:
         raise CommandError(f"figures need matplotlib ({error})") from None
+
+
+def _apart(names: list[str]) -> list[str]:
+    """Names for files: those that several have are numbered."""
+    return [name if names.count(name) == 1 else f"{name}-{index}" for index, name in enumerate(names, start=1)]
 
 
 def _interactive(found: Any, path: Path) -> list[Path]:

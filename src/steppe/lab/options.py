@@ -94,6 +94,12 @@ class OneLineGroup(TyperGroup):
             return super().parse_args(ctx, args)
 
 
+def os_error(error: OSError) -> str:
+    """What went wrong with a file, in one line."""
+    where = f"{error.filename}: " if error.filename else ""
+    return one_line(f"{where}{error.strerror or error}")
+
+
 @contextmanager
 def helpful(again: str = "") -> Iterator[None]:
     """One line in place of a traceback for everything that the user can put right."""
@@ -116,6 +122,11 @@ def helpful(again: str = "") -> Iterator[None]:
             yield
     except LabError as error:
         typer.echo(f"steppe: {one_line(error)}", err=True)
+        raise typer.Exit(2) from None
+    except BrokenPipeError:  # the reader of our output has had enough: typer knows
+        raise
+    except OSError as error:
+        typer.echo(f"steppe: {os_error(error)}", err=True)
         raise typer.Exit(2) from None
     except torch.OutOfMemoryError as error:
         typer.echo(f"steppe: out of memory ({one_line(error).split('.')[0]}): try a smaller --batch", err=True)
