@@ -324,6 +324,20 @@ def test_low_rank_is_exact(method):
     assert trace(A, method=method).value == pytest.approx(4.0, rel=1e-10)
 
 
+@pytest.mark.parametrize("rank", [1, 40, 59, 60, 61, 80, 100])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_xtrace_of_a_rank_near_the_number_of_probes(rank, dtype):
+    A = symmetric(torch.cat([torch.full((rank,), 10.0), torch.zeros(300 - rank)]).double()).to(dtype)
+    for seed in range(3):
+        found = trace(A, method="xtrace", seed=seed)
+        assert found.converged
+        # Beyond the first 60 probes it is sampled, or exact once the basis has grown past the rank.
+        assert abs(found.value - 10 * rank) <= 3 * found.standard_error + 1e-5 * rank
+    if rank < 60 or rank == 80:
+        tight = trace(A, method="xtrace", rtol=1e-6)
+        assert tight.value == pytest.approx(10 * rank, rel=1e-12 if dtype == torch.float64 else 1e-5)
+
+
 def test_paired_differences_have_a_smaller_error():
     A = symmetric(torch.linspace(0, 1, 150, dtype=torch.float64))
     B = A + 1e-3 * symmetric(torch.linspace(0, 1, 150, dtype=torch.float64), seed=1)
