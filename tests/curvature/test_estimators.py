@@ -160,6 +160,48 @@ def test_a_short_memory_restarts_and_still_converges():
     assert bool(found.converged.all())
 
 
+def extremes(values: Tensor, which: str, k: int) -> Tensor:
+    order = {"top": -values, "bottom": values, "magnitude": -values.abs()}[which].argsort()
+    return values[order[:k]]
+
+
+@pytest.mark.parametrize("which", ["top", "bottom", "magnitude"])
+@pytest.mark.parametrize(("k", "max_basis"), [(1, 5), (2, 8), (3, 9), (3, 14), (6, 12), (6, 14)])
+def test_a_restart_keeps_what_is_looked_for(which, k, max_basis):
+    for seed in range(8):
+        values = torch.randn(100, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        found = eigenvalues(torch.diag(values), k, which=which, max_basis=max_basis, seed=seed)
+        assert bool(found.converged.all())
+        assert torch.allclose(found.values, extremes(values, which, k), rtol=1e-3)
+
+
+@pytest.mark.parametrize("block", [1, 3])
+def test_a_restarted_run_serves_one_end_after_the_other(block):
+    for seed in range(8):
+        values = torch.randn(150, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        run = Krylov(torch.diag(values), block=block, seed=seed, max_basis=21)
+        for which, k in [("top", 2), ("bottom", 1), ("magnitude", 5), ("top", 6), ("bottom", 6)]:
+            found = eigenvalues(run, k, which=which, rtol=1e-6)
+            assert bool(found.converged.all())
+            assert torch.allclose(found.values, extremes(values, which, k), rtol=1e-6)
+            assert run.dimension <= 21
+        assert run.restarts > 0
+        Q = run.basis
+        assert torch.allclose(Q @ Q.T, torch.eye(len(Q), dtype=torch.float64), atol=1e-12)
+        assert torch.allclose(values * Q, run.projection.T @ Q + run.coupling.T @ run._next, atol=1e-11)
+
+
+def test_a_basis_that_blocks_do_not_fill_evenly_is_used_as_far_as_it_goes():
+    A = symmetric(torch.linspace(-1, 3, 150, dtype=torch.float64))
+    run = Krylov(A, block=8, max_basis=30)
+    run.extend(30)
+    assert run.dimension == 24 and run.restarts == 0
+    found = trace(run, rtol=1e-2)
+    assert abs(found.value - 150) <= 4 * found.standard_error and run.dimension == 24
+    with pytest.raises(ValueError, match="restarted"):
+        spectrum(run, dimension=64)
+
+
 def test_it_says_so_when_the_tolerance_was_not_reached():
     A = symmetric(torch.linspace(0.99, 1, 300, dtype=torch.float64))
     found = eigenvalues(A, 3, rtol=1e-10, max_matvecs=10)
@@ -210,6 +252,7 @@ def test_a_warm_start_saves_products():
         (lambda A: eigenvalues(A, which="LM"), "which"),
         (lambda A: eigenvalues(A, rtol=0), "rtol"),
         (lambda A: eigenvalues(A, 3, max_basis=4), "max_basis"),
+        (lambda A: eigenvalues(A, 3, max_basis=8), "at least 9"),
         (lambda A: trace(A, rtol=-1), "rtol"),
         (lambda A: trace(A, method="guess"), "method"),
         (lambda A: trace(A, max_matvecs=3), "max_matvecs"),

@@ -126,7 +126,7 @@ def spectrum(
     key = f"spectrum, {goal}"
     spent = run.notes.setdefault(key, run.matvecs)  # saved with the run: a resumed one counts from there
     with Progress("spectrum", progress) as bar:
-        while run.dimension < goal:
+        while run.dimension < goal and not run.restarts:
             run.step()
             bar(run.dimension / goal, f"{run.dimension} of {goal} products")
     run.notes.pop(key)

@@ -198,10 +198,10 @@ class _Probing:
                     chunk = min(max(8, run.dimension // 8), most - run.dimension)
                     before = self.probes_needed(values, values)
                     spent = _PILOT + run.matvecs - now["spent"]
-                    if chunk <= 0 or before < _LEAST / 4 or spent + chunk > self.max_matvecs:
+                    if chunk <= 0 or run.full or before < _LEAST / 4 or spent + chunk > self.max_matvecs:
                         break
                     goal = run.dimension + chunk
-                    while run.dimension < goal:
+                    while run.dimension < goal and not run.full:
                         run.step()
                     grown = self.residual_samples(run, pilot, products)
                     saved = self.probes_needed(values, grown) - self.probes_needed(grown, grown)
@@ -295,7 +295,7 @@ def _xtrace(operator: Any, limits: _Limits, path: str | os.PathLike[str] | None,
     if (saved := checkpoint.load()) is not None:
         images, basis, mapped = (saved[name].to(empty) for name in ("images", "basis", "mapped"))
         begun -= saved["seconds"]
-    probes = random_signs(images.shape[1], size, generator, operator).T
+    probes = random_signs(images.shape[1], size, generator, operator).T.contiguous()
     with Progress("trace", progress) as bar:
         while True:
             if probes.shape[1]:
