@@ -139,10 +139,15 @@ class Objective:
         fewer.space = Space([p.detach() for p in selected.values()])
         return fewer
 
-    def state(self) -> tuple[tuple[int, int], ...]:
-        """Changes when the weights or buffers do: what was computed from them is then out of date."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        return tuple((t._version, t.data_ptr()) for t in tensors)
+    def state(self) -> tuple[Any, ...]:
+        """Changes when the weights or buffers do, or the modes where they count: what was computed is then outdated."""
+        tensors = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
+        versions = [(t._version, t.data_ptr()) for t in tensors]
+        modes = [module.training for module in self.model.modules()] if self.mode == "as-is" else []
+        # Changes through `.data` leave no other mark than the numbers themselves. Norm and maximum are read in one go.
+        numbers = [t for t in tensors if t.is_floating_point() and t.numel()]
+        marks = [*torch._foreach_norm(numbers), *torch._foreach_max(numbers)]
+        return *versions, *modes, *torch.stack([mark.to(self.device, self.dtype) for mark in marks]).tolist()
 
     def vector(self, flat: Tensor) -> Vector:
         """A flat tensor as a vector in weight space."""
