@@ -53,6 +53,50 @@ def test_second_directions_are_orthogonal(objective, normalise):
         assert float(first.norm()) == pytest.approx(float(objective.weights_vector().norm()), rel=1e-12)
 
 
+class Scaling(nn.Module):
+    """One weight per filter, in one layer or in several."""
+
+    def __init__(self, *shapes: tuple[int, ...]):
+        super().__init__()
+        self.layers = nn.ParameterList([nn.Parameter(torch.rand(shape, dtype=torch.float64) + 0.5) for shape in shapes])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum((x @ weight.T).square().mean(1, keepdim=True) for weight in self.layers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_filters_of_one_weight_have_no_second_direction(dtype):
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1)).to(dtype)
+        x = torch.randn(10, 1, dtype=dtype)
+        objective = Objective(model, F.mse_loss, (x, x))
+        first = random_direction(objective, seed=seed)
+        second = random_direction(objective, orthogonal_to=first, seed=seed + 1)
+        assert torch.allclose(first.tensors[0].abs(), model[0].weight.abs(), rtol=1e-5)
+        assert torch.count_nonzero(second.tensors[0]) == 0
+        assert float(second.tensors[2].norm()) == pytest.approx(float(model[2].weight.norm()), rel=1e-5)
+        assert abs(float(first @ second)) < 100 * torch.finfo(dtype).eps * float(first.norm() * second.norm())
+
+
+@pytest.mark.parametrize("shapes", [[(6, 1)], [(1, 1), (1, 1), (1, 1)]], ids=["one layer", "a weight per layer"])
+def test_a_plane_stays_two_dimensional_where_every_filter_has_one_weight(shapes):
+    torch.manual_seed(0)
+    x = torch.randn(10, 1, dtype=torch.float64)
+    objective = Objective(Scaling(*shapes), F.mse_loss, (x, x))
+    first = random_direction(objective)
+    second = random_direction(objective, orthogonal_to=first, seed=1)
+    assert abs(float(first @ second)) < 1e-12
+    assert float(second.norm()) == pytest.approx(float(objective.weights_vector().norm()), rel=1e-12)
+
+
+def test_a_single_weight_has_no_plane():
+    x = torch.ones(3, 1, dtype=torch.float64)
+    objective = Objective(nn.Linear(1, 1, bias=False).double(), F.mse_loss, (x, x))
+    with pytest.raises(ValueError, match="draw a line"):
+        plane(objective, points=3)
+
+
 def test_grids_are_symmetric_and_contain_zero():
     steps = grid(0.7, 11)
     assert torch.equal(steps, -steps.flip(0)) and float(steps[5]) == 0.0 and float(steps[-1]) == 0.7
