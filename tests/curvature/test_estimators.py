@@ -393,6 +393,38 @@ def test_paired_differences_have_a_smaller_error():
     assert apart.method == "unpaired" and apart.standard_error > 10 * change.standard_error
 
 
+@pytest.mark.parametrize(("scale", "noise"), [(0.1, 0.0), (1.0, 0.1), (-0.3, 0.1), (1.0, 3.0)])
+def test_differences_use_samples_without_a_partner_where_that_is_better(scale, noise):
+    generator = torch.Generator().manual_seed(0)
+    values, paired_ones, errors = [], 0, []
+    for _ in range(400):
+        z, w = torch.randn(2, 1600, generator=generator, dtype=torch.float64)
+        a, b = Estimate.of(5 + scale * z[:100] + noise * w[:100], seed=1), Estimate.of(2 + z, seed=1)
+        found = difference(a, b)
+        apart = math.hypot(a.standard_error, b.standard_error)
+        paired = Estimate.of(a.samples - b.samples[:100])
+        if found.method == "paired":
+            paired_ones += 1
+            assert found.value == paired.value
+        else:
+            assert found.value == a.value - b.value
+            assert found.standard_error < paired.standard_error
+            assert found.standard_error < 1.05 * apart or scale < 0
+        values.append(found.value)
+        errors.append(found.standard_error)
+    actual = float(torch.tensor(values, dtype=torch.float64).sub(3).square().mean().sqrt())
+    assert 0.9 <= sum(errors) / len(errors) / actual <= 1.4  # standard errors are a tenth or more too wide
+    assert paired_ones == (400 if (scale, noise) == (1.0, 0.1) else 0)
+
+
+def test_differences_of_unequal_and_of_constant_samples():
+    z = torch.randn(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    constant = Estimate.of(torch.full((10,), 2.0, dtype=torch.float64), seed=1)
+    found = difference(Estimate.of(z, seed=1), constant)
+    assert found.value == pytest.approx(float(z.mean()) - 2, rel=1e-12)
+    assert found.standard_error == pytest.approx(Estimate.of(z).standard_error, rel=1e-12)
+
+
 # Density and log-determinant
 
 
