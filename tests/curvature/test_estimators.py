@@ -160,6 +160,48 @@ def test_a_short_memory_restarts_and_still_converges():
     assert bool(found.converged.all())
 
 
+def extremes(values: Tensor, which: str, k: int) -> Tensor:
+    order = {"top": -values, "bottom": values, "magnitude": -values.abs()}[which].argsort()
+    return values[order[:k]]
+
+
+@pytest.mark.parametrize("which", ["top", "bottom", "magnitude"])
+@pytest.mark.parametrize(("k", "max_basis"), [(1, 5), (2, 8), (3, 9), (3, 14), (6, 12), (6, 14)])
+def test_a_restart_keeps_what_is_looked_for(which, k, max_basis):
+    for seed in range(8):
+        values = torch.randn(100, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        found = eigenvalues(torch.diag(values), k, which=which, max_basis=max_basis, seed=seed)
+        assert bool(found.converged.all())
+        assert torch.allclose(found.values, extremes(values, which, k), rtol=1e-3)
+
+
+@pytest.mark.parametrize("block", [1, 3])
+def test_a_restarted_run_serves_one_end_after_the_other(block):
+    for seed in range(8):
+        values = torch.randn(150, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        run = Krylov(torch.diag(values), block=block, seed=seed, max_basis=21)
+        for which, k in [("top", 2), ("bottom", 1), ("magnitude", 5), ("top", 6), ("bottom", 6)]:
+            found = eigenvalues(run, k, which=which, rtol=1e-6)
+            assert bool(found.converged.all())
+            assert torch.allclose(found.values, extremes(values, which, k), rtol=1e-6)
+            assert run.dimension <= 21
+        assert run.restarts > 0
+        Q = run.basis
+        assert torch.allclose(Q @ Q.T, torch.eye(len(Q), dtype=torch.float64), atol=1e-12)
+        assert torch.allclose(values * Q, run.projection.T @ Q + run.coupling.T @ run._next, atol=1e-11)
+
+
+def test_a_basis_that_blocks_do_not_fill_evenly_is_used_as_far_as_it_goes():
+    A = symmetric(torch.linspace(-1, 3, 150, dtype=torch.float64))
+    run = Krylov(A, block=8, max_basis=30)
+    run.extend(30)
+    assert run.dimension == 24 and run.restarts == 0
+    found = trace(run, rtol=1e-2)
+    assert abs(found.value - 150) <= 4 * found.standard_error and run.dimension == 24
+    with pytest.raises(ValueError, match="restarted"):
+        spectrum(run, dimension=64)
+
+
 def test_it_says_so_when_the_tolerance_was_not_reached():
     A = symmetric(torch.linspace(0.99, 1, 300, dtype=torch.float64))
     found = eigenvalues(A, 3, rtol=1e-10, max_matvecs=10)
@@ -210,6 +252,7 @@ def test_a_warm_start_saves_products():
         (lambda A: eigenvalues(A, which="LM"), "which"),
         (lambda A: eigenvalues(A, rtol=0), "rtol"),
         (lambda A: eigenvalues(A, 3, max_basis=4), "max_basis"),
+        (lambda A: eigenvalues(A, 3, max_basis=8), "at least 9"),
         (lambda A: trace(A, rtol=-1), "rtol"),
         (lambda A: trace(A, method="guess"), "method"),
         (lambda A: trace(A, max_matvecs=3), "max_matvecs"),
@@ -324,6 +367,20 @@ def test_low_rank_is_exact(method):
     assert trace(A, method=method).value == pytest.approx(4.0, rel=1e-10)
 
 
+@pytest.mark.parametrize("rank", [1, 40, 59, 60, 61, 80, 100])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_xtrace_of_a_rank_near_the_number_of_probes(rank, dtype):
+    A = symmetric(torch.cat([torch.full((rank,), 10.0), torch.zeros(300 - rank)]).double()).to(dtype)
+    for seed in range(3):
+        found = trace(A, method="xtrace", seed=seed)
+        assert found.converged
+        # Beyond the first 60 probes it is sampled, or exact once the basis has grown past the rank.
+        assert abs(found.value - 10 * rank) <= 3 * found.standard_error + 1e-5 * rank
+    if rank < 60 or rank == 80:
+        tight = trace(A, method="xtrace", rtol=1e-6)
+        assert tight.value == pytest.approx(10 * rank, rel=1e-12 if dtype == torch.float64 else 1e-5)
+
+
 def test_paired_differences_have_a_smaller_error():
     A = symmetric(torch.linspace(0, 1, 150, dtype=torch.float64))
     B = A + 1e-3 * symmetric(torch.linspace(0, 1, 150, dtype=torch.float64), seed=1)
@@ -334,6 +391,38 @@ def test_paired_differences_have_a_smaller_error():
     assert change.low <= float((B - A).trace()) <= change.high
     apart = difference(b, trace(A, seed=1, **options))
     assert apart.method == "unpaired" and apart.standard_error > 10 * change.standard_error
+
+
+@pytest.mark.parametrize(("scale", "noise"), [(0.1, 0.0), (1.0, 0.1), (-0.3, 0.1)])
+def test_differences_use_samples_without_a_partner_where_that_is_better(scale, noise):
+    generator = torch.Generator().manual_seed(0)
+    values, paired_ones, errors = [], 0, []
+    for _ in range(400):
+        z, w = torch.randn(2, 1600, generator=generator, dtype=torch.float64)
+        a, b = Estimate.of(5 + scale * z[:100] + noise * w[:100], seed=1), Estimate.of(2 + z, seed=1)
+        found = difference(a, b)
+        apart = math.hypot(a.standard_error, b.standard_error)
+        paired = Estimate.of(a.samples - b.samples[:100])
+        if found.method == "paired":
+            paired_ones += 1
+            assert found.value == paired.value
+        else:
+            assert found.value == a.value - b.value
+            assert found.standard_error < paired.standard_error
+            assert found.standard_error < 1.05 * apart or scale < 0
+        values.append(found.value)
+        errors.append(found.standard_error)
+    actual = float(torch.tensor(values, dtype=torch.float64).sub(3).square().mean().sqrt())
+    assert 0.9 <= sum(errors) / len(errors) / actual <= 1.4  # standard errors are a tenth or more too wide
+    assert paired_ones == (400 if scale == 1 else 0)
+
+
+def test_differences_of_unequal_and_of_constant_samples():
+    z = torch.randn(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    constant = Estimate.of(torch.full((10,), 2.0, dtype=torch.float64), seed=1)
+    found = difference(Estimate.of(z, seed=1), constant)
+    assert found.value == pytest.approx(float(z.mean()) - 2, rel=1e-12)
+    assert found.standard_error == pytest.approx(Estimate.of(z).standard_error, rel=1e-12)
 
 
 # Density and log-determinant
@@ -368,7 +457,53 @@ def test_log_det_over_cuts(all_problems):
     # Where the outliers have converged the curve is exact long before the basis is complete.
     sampled = spectrum(A, probes=8, dimension=80).log_det(torch.tensor([0.5], dtype=torch.float64))
     assert float(sampled.values) == pytest.approx(float(truth[truth > 0.5].log().sum()), rel=1e-5)
-    assert float(sampled.standard_errors) < 1e-12
+    assert float(sampled.standard_errors) < 1e-4 and float(sampled.count_errors) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.logspace(-4, 0, 1000, dtype=torch.float64),
+        torch.logspace(-8, 0, 1000, dtype=torch.float64),
+        torch.linspace(-1, 1, 1000, dtype=torch.float64),
+        torch.cat([torch.linspace(0.4, 1, 5), torch.linspace(0, 0.02, 995)]).double(),
+    ],
+    ids=["four decades", "eight decades", "both signs", "outliers"],
+)
+def test_log_det_errors_hold_the_quadratures_too(values):
+    cuts = torch.tensor([1e-5, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.5], dtype=torch.float64)
+    above = values.abs() > cuts.unsqueeze(1)
+    truth = torch.where(above, values.abs().clamp_min(1e-300).log(), 0.0).sum(1)
+    for probes, dimension, seed in [(16, 192, 0), (16, 192, 1), (8, 64, 0)]:
+        found = spectrum(torch.diag(values), probes=probes, dimension=dimension, seed=seed).log_det(cuts)
+        assert bool(((found.values - truth).abs() <= 3 * found.standard_errors + 1e-9).all())
+        assert bool(((found.counts - above.sum(1)).abs() <= 3 * found.count_errors + 1e-9).all())
+
+
+def test_one_probe_has_no_error_bar_and_one_ritz_value_is_no_eigenvalue():
+    A = torch.diag(torch.linspace(0, 1, 300, dtype=torch.float64))
+    cuts = torch.tensor([0.1], dtype=torch.float64)
+    found = spectrum(Krylov(A), dimension=40)
+    assert bool(found.density()[2].isinf().all())
+    assert bool(found.log_det(cuts).standard_errors.isinf().all())
+    assert bool(found.log_det(cuts).count_errors.isinf().all())
+    single = spectrum(Krylov(A), dimension=1)
+    assert not bool(single.exact.any()) and single.moment(0).value == pytest.approx(1.0, rel=1e-12)
+    assert single.moment(1).standard_error == math.inf
+    complete = spectrum(Krylov(A), dimension=300)
+    assert bool((complete.density()[2] == 0).all()) and float(complete.log_det(cuts).count_errors) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_complete_run_is_as_exact_as_its_numbers(dtype):
+    for seed in range(5):
+        A = symmetric(torch.linspace(-3, 5, 100, dtype=torch.float64), seed=seed).to(dtype)
+        A = (A + A.T) / 2
+        found = spectrum(A, dimension=100, seed=seed)
+        for power in (1, 2, 3):
+            truth, estimate = float(torch.linalg.matrix_power(A.double(), power).trace()) / 100, found.moment(power)
+            assert estimate.low <= truth <= estimate.high
+            assert estimate.standard_error <= 1000 * torch.finfo(dtype).eps * abs(truth)
 
 
 def test_one_run_serves_all(all_problems):

@@ -235,6 +235,22 @@ def test_antithetic_pairs_cancel_the_gradient(halfway):
     assert within(paired, float(known(halfway).sum()) / (2 * halfway.size))
 
 
+def test_antithetic_pairs_leave_the_gradient_in_a_squared_measure():
+    """The loss ½‖w‖² + gᵀw at w = 0: the Frobenius measure by losses is ‖H‖²_F + 2‖g‖²/ρ²."""
+    slope, rho = torch.linspace(-1, 1, 10, dtype=torch.float64), 0.5
+    model = nn.Linear(10, 1, bias=False).double()
+    nn.init.zeros_(model.weight)
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return output[:10].square().sum() / 2 + output[10:].sum()
+
+    x = torch.cat([torch.eye(10, dtype=torch.float64), slope.unsqueeze(0)])
+    objective = Objective(model, loss, (x, torch.zeros(11, dtype=torch.float64)))
+    found = sharpness(objective, Measure.frobenius(), by="losses", rho=rho, samples=2000)
+    assert within(found, 10 + 2 * float(slope @ slope) / rho**2)
+    assert within(sharpness(objective, Measure.frobenius(), samples=2000), 10.0)
+
+
 def test_common_random_numbers_across_models(halfway):
     A = Hessian(halfway).dense()
     B = 1.01 * A

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -86,6 +88,38 @@ def test_a_weight_of_ones_own(model):
     objective = Objective(model, F.cross_entropy, halves, weight=lambda batch: 1.0)
     mean = (F.cross_entropy(model(x[:10]), y[:10]) + F.cross_entropy(model(x[10:]), y[10:])) / 2
     assert float(objective.loss()) == pytest.approx(mean.item(), rel=1e-12)
+
+
+class Partial(functools.partial):
+    """A partial that `functools.partial` does not merge with the one around it."""
+
+
+WEIGHTS = torch.linspace(0.2, 3, 10, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "is_sum"),
+    [
+        (functools.partial(F.cross_entropy, reduction="sum"), True),
+        (functools.partial(nn.CrossEntropyLoss(reduction="sum")), True),
+        (functools.partial(Partial(F.cross_entropy, reduction="sum"), ignore_index=3), True),
+        (functools.partial(F.cross_entropy, ignore_index=3), False),
+        (functools.partial(F.cross_entropy, weight=WEIGHTS), False),
+        (functools.partial(Partial(F.cross_entropy, weight=WEIGHTS, ignore_index=0), ignore_index=3), False),
+        (nn.MultiMarginLoss(weight=WEIGHTS), False),
+        (functools.partial(F.multi_margin_loss, weight=WEIGHTS), False),
+    ],
+)
+def test_what_a_loss_was_told_is_read(model, loss_fn, is_sum):
+    x, y = digits(50, side=4)
+    objective = Objective(model, loss_fn, ragged((x, y), 9, 30, 11))
+    assert objective.reduction == ("sum" if is_sum else "mean")
+    assert float(objective.loss()) == pytest.approx(loss_fn(model(x), y).item(), rel=1e-12)
+
+
+def test_a_partial_that_does_not_reduce_is_refused(model):
+    with pytest.raises(ValueError, match="not 'none'"):
+        Objective(model, functools.partial(F.cross_entropy, reduction="none"), digits(20, side=4))
 
 
 def test_a_batch_whose_targets_are_all_ignored_counts_nothing(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import random
 import weakref
@@ -264,6 +265,27 @@ def test_training_on_is_noticed(all_problems):
     fresh = Hessian(model, F.cross_entropy, data) @ v
     assert not torch.allclose(before, fresh)
     assert torch.equal(H @ v, fresh)
+
+
+@pytest.mark.parametrize("change", [lambda w: w.mul_(2), lambda w: w.neg_(), lambda w: w.view(-1)[:1].add_(1e-3)])
+def test_changes_through_data_are_noticed(all_problems, change):
+    problem = copy.deepcopy(all_problems[1][0])
+    H = Hessian(problem.model, problem.loss_fn, problem.batches)
+    H.dense()
+    change(problem.model[1].weight.data)
+    assert torch.allclose(H.dense(), problem.dense(), atol=1e-12)
+
+
+def test_changes_of_a_buffer_and_of_the_mode_are_noticed(all_problems):
+    evaluated, batchwise = (copy.deepcopy(all_problems[i][0]) for i in (5, 6))
+    model = evaluated.model
+    H = Hessian(model, evaluated.loss_fn, evaluated.batches, mode="as-is")
+    assert torch.allclose(H.dense(), evaluated.dense(), atol=1e-12)
+    model[1].running_var.data.mul_(2)
+    assert torch.allclose(H.dense(), evaluated.dense(), atol=1e-12)
+    model.load_state_dict(batchwise.model.state_dict())
+    model.train()
+    assert torch.allclose(H.dense(), batchwise.dense(), atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", ["eval", "batch", "train", "as-is"])

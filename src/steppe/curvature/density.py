@@ -34,13 +34,15 @@ class LogDet:
     """log|det| of the part of the spectrum with |λ| above a cut, as a curve over cuts.
 
     There is no one right cut: a trained model's eigenvalues go to zero without a gap. `counts` are the numbers of
-    eigenvalues above each cut; what is below is left out.
+    eigenvalues above each cut; what is below is left out. The errors hold the probes' noise, and a third of the most
+    that the quadrature can be off by: a Ritz value near the cut stands for eigenvalues on both sides of it.
     """
 
     cuts: Tensor
     values: Tensor
     standard_errors: Tensor
     counts: Tensor
+    count_errors: Tensor
     size: int
 
 
@@ -51,6 +53,7 @@ class Spectrum:
     nodes: Tensor  # Ritz values, the largest first
     weights: Tensor = field(repr=False)  # probes by nodes; each row sums to about `size`
     exact: Tensor = field(repr=False)  # which nodes are eigenvalues, with weight one
+    spreads: Tensor = field(repr=False)  # of the eigenvalues that a node stands for, about it: ‖Au − θu‖
     size: int = 0
     matvecs: int = 0
     seconds: float = 0.0
@@ -60,11 +63,12 @@ class Spectrum:
     def total(self, function: Callable[[Tensor], Tensor]) -> Estimate:
         """Σ f(λ) over all eigenvalues: the trace of f(A)."""
         values = function(self.nodes)
-        # Rounding in the exact part is not seen in the spread of the samples.
         samples = self.weights @ values
         cost = {"matvecs": self.matvecs, "seconds": self.seconds, "seed": self.seed, "method": "quadrature"}
         if bool(self.exact.all()):
-            rounding = torch.finfo(torch.float32).eps * 1e-6 * float(values.abs().sum())
+            # Rounding is not seen in the spread of the samples: the nodes' own, and that of the sum.
+            moved = (function(self.nodes + self.spreads) - values).abs()
+            rounding = float((moved + torch.finfo(torch.float64).eps * values.abs()).sum())
             return Estimate.exact(float(samples[0]), rounding, **cost)
         return Estimate.of(samples, **cost)
 
@@ -82,8 +86,7 @@ class Spectrum:
         distances = (grid.unsqueeze(1) - self.nodes.unsqueeze(0)) / width
         kernel = torch.exp(-distances.square() / 2) / (width * math.sqrt(2 * math.pi))
         samples = self.weights @ kernel.T / self.size
-        error = samples.std(dim=0) / math.sqrt(len(samples)) if len(samples) > 1 else torch.zeros_like(grid)
-        return grid, samples.mean(dim=0), error
+        return grid, samples.mean(dim=0), self._noise(samples)
 
     def log_det(self, cuts: Tensor | None = None) -> LogDet:
         """log|det| of the part above each cut. Cuts: by default five decades below the largest eigenvalue.
@@ -100,10 +103,32 @@ class Spectrum:
             raise ValueError("cuts must be positive: log|det| of a singular matrix is minus infinity")
         above = (sizes.unsqueeze(0) > cuts.unsqueeze(1)).double()
         logs = torch.where(above > 0, sizes.clamp_min(1e-300).log().unsqueeze(0), 0.0)
-        samples = self.weights @ logs.T
-        errors = samples.std(dim=0) / math.sqrt(len(samples)) if len(samples) > 1 else torch.zeros(len(cuts))
-        counts = (self.weights @ above.T).mean(dim=0)
-        return LogDet(cuts, samples.mean(dim=0), errors, counts, self.size)
+        values, counts = self.weights @ logs.T, self.weights @ above.T
+        across = self.weights.mean(dim=0) * self._across(cuts)  # how many eigenvalues may lie beyond the cut
+        furthest = torch.maximum(sizes.unsqueeze(0), cuts.unsqueeze(1)) + self.spreads
+        largest_logs = torch.maximum(furthest.log().abs(), cuts.log().abs().unsqueeze(1))
+        return LogDet(
+            cuts=cuts, values=values.mean(dim=0), counts=counts.mean(dim=0), size=self.size,
+            standard_errors=torch.hypot(self._noise(values), (across * largest_logs).sum(dim=1) / 3),
+            count_errors=torch.hypot(self._noise(counts), across.sum(dim=1) / 3),
+        )  # fmt: skip
+
+    def _noise(self, samples: Tensor) -> Tensor:
+        """The standard error of the mean over probes. One probe says nothing about it."""
+        if bool(self.exact.all()):
+            return torch.zeros_like(samples[0])
+        if len(samples) == 1:
+            return torch.full_like(samples[0], torch.inf)
+        return samples.std(dim=0) / math.sqrt(len(samples))
+
+    def _across(self, cuts: Tensor) -> Tensor:
+        """The most of each node's weight that may lie on the other side of each cut (Cantelli's inequality).
+
+        Seen from its Ritz vector, the spectrum has mean θ and variance ‖Au − θu‖².
+        """
+        distances, variances = (self.nodes.abs().unsqueeze(0) - cuts.unsqueeze(1)).square(), self.spreads.square()
+        share = variances / (variances + distances)
+        return torch.where(self.exact, (distances <= variances).double(), share)
 
 
 def spectrum(
@@ -126,7 +151,7 @@ def spectrum(
     key = f"spectrum, {goal}"
     spent = run.notes.setdefault(key, run.matvecs)  # saved with the run: a resumed one counts from there
     with Progress("spectrum", progress) as bar:
-        while run.dimension < goal:
+        while run.dimension < goal and not run.restarts:
             run.step()
             bar(run.dimension / goal, f"{run.dimension} of {goal} products")
     run.notes.pop(key)
@@ -140,13 +165,16 @@ def spectrum(
     exact = torch.full((len(ritz.values),), run.complete) | _eigenvectors(ritz.values, ritz.residuals)
     weights[:, exact] = 1.0
     return Spectrum(
-        nodes=ritz.values, weights=weights, exact=exact, size=run.size, matvecs=run.matvecs - spent,
-        seconds=time.monotonic() - begun, seed=run.seed, how=getattr(run.operator, "how", ""),
+        nodes=ritz.values, weights=weights, exact=exact, spreads=ritz.residuals, size=run.size,
+        matvecs=run.matvecs - spent, seconds=time.monotonic() - begun, seed=run.seed,
+        how=getattr(run.operator, "how", ""),
     )  # fmt: skip
 
 
 def _eigenvectors(values: Tensor, residuals: Tensor) -> Tensor:
-    """Which Ritz vectors have converged to an eigenvector of their own."""
+    """Which Ritz vectors have converged to an eigenvector of their own. A single one has no gap that would say so."""
+    if len(values) == 1:
+        return torch.zeros(1, dtype=torch.bool)
     gaps = (values.unsqueeze(1) - values.unsqueeze(0)).abs() - residuals.unsqueeze(0)
     gaps.fill_diagonal_(torch.inf)
     return residuals <= _EIGENVECTOR * gaps.min(dim=1).values

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from .krylov import Krylov, Ritz
+from .krylov import Krylov, Ritz, Which, best_first, least_basis
 from .progress import Progress
 
-Which: TypeAlias = Literal["top", "bottom", "magnitude"]
 _SURE = 1e-3  # a relative residual above which a Ritz value is too often not the one that is looked for
 
 
@@ -86,8 +85,10 @@ def eigenvalues(
         run = Krylov(operator, **options)
     if not 1 <= k <= run.size:
         raise ValueError(f"k must be between 1 and {run.size}, the number of weights, got {k}")
-    if run.max_basis < min(2 * k + 2, run.size):
-        raise ValueError(f"max_basis must be at least {2 * k + 2} for {k} eigenvalues")
+    least = least_basis(k, run.block + (k > run.block))  # one more for the random direction that is let in
+    if run.max_basis < min(least, run.size):
+        raise ValueError(f"max_basis must be at least {least} for {k} eigenvalues and blocks of {run.block}")
+    run.look_for(which, k)
     begun, key = time.monotonic(), f"{which} {k} eigenvalues, {bound} {rtol:g}"
     now = run.notes.setdefault(key, {"verifying": None, "waited": 0, "spent": run.matvecs})  # saved with the run
     spent = now["spent"]
@@ -96,7 +97,7 @@ def eigenvalues(
         while True:
             if run.dimension >= k:
                 ritz = run.ritz()
-                chosen = _order(ritz.values, which)[:k]
+                chosen = best_first(ritz.values, which)[:k]
                 errors = (ritz.gap_bounds if bound == "gap" else ritz.residuals)[chosen]
                 strict = rtol if bound == "gap" else min(rtol, _SURE)
                 converged = _small_enough(run, ritz, chosen, errors, strict)
@@ -122,12 +123,6 @@ def eigenvalues(
         seed=run.seed, which=which, how=getattr(run.operator, "how", ""),
         vectors=run.vectors(ritz.coordinates[:, chosen]),
     )  # fmt: skip
-
-
-def _order(values: Tensor, which: Which) -> Tensor:
-    if which == "magnitude":
-        return values.abs().argsort(descending=True)
-    return values.argsort(descending=which == "top")
 
 
 def _small_enough(run: Krylov, ritz: Ritz, chosen: Tensor, errors: Tensor, rtol: float) -> Tensor:

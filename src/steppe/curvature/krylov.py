@@ -17,12 +17,27 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .saving import Checkpoint, loss_of
+
+Which: TypeAlias = Literal["top", "bottom", "magnitude"]
+_BESIDES = 2  # Ritz vectors that a restart keeps besides the wanted ones: those next to them decide how fast it goes
+
+
+def best_first(values: Tensor, which: Which) -> Tensor:
+    """Indices that sort values: the largest first, the smallest, or the largest in size."""
+    if which == "magnitude":
+        return values.abs().argsort(descending=True)
+    return values.argsort(descending=which == "top")
+
+
+def least_basis(count: int, block: int) -> int:
+    """How many basis vectors it takes to find eigenvalues with restarts: room for two blocks beside what is kept."""
+    return count + _BESIDES + 2 * block
 
 
 def random_signs(count: int, size: int, generator: torch.Generator, like: Any) -> Tensor:
@@ -51,7 +66,8 @@ class Krylov:
             fastest for a single eigenvalue.
         start: The first block (n by block) when it should not be random: a warm start.
         seed: Of the start block and of all later random vectors.
-        max_basis: How many basis vectors are kept. When they are used up the run restarts on the best ones.
+        max_basis: How many basis vectors are kept. When they are used up the run restarts on the best ones: the
+            largest in size, or those that `look_for` names.
         checkpoint: A file to save the run to, about once a minute and when it has come as far as was asked. If it
             exists the run resumes from it.
     """
@@ -78,6 +94,7 @@ class Krylov:
             raise ValueError(f"max_basis must be at least {2 * self.block + 2} for blocks of {self.block}")
         self._generator = torch.Generator().manual_seed(seed)
         self.matvecs, self.seconds, self.restarts = 0, 0.0, 0
+        self._wanted: tuple[Which, int] = ("magnitude", 0)  # what a restart must keep
         if start is None:
             start = random_signs(self.block, self.size, self._generator, self).T
         if start.shape[0] != self.size:
@@ -120,16 +137,21 @@ class Krylov:
         """Whether the basis spans everything: all results are then exact."""
         return self._used == self.size
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another block: the next step restarts."""
+        return self._used > 0 and self._used + len(self._next) > self.max_basis and self.max_basis < self.size
+
     def extend(self, dimension: int) -> None:
-        """Grow the basis to a dimension (or to the whole space)."""
-        while self._used < min(dimension, self.max_basis):
+        """Grow the basis to a dimension (or to the whole space), as far as it can without a restart."""
+        while self._used < min(dimension, self.size) and not self.full:
             self.step()
         self.save()
 
     def step(self) -> None:
         """Add one block: as many products as the block has vectors."""
         begun = time.monotonic()
-        if self._used and self._used + len(self._next) > self.max_basis and self.max_basis < self.size:
+        if self.full:
             self._restart()
         if len(self._next) == 0:  # the space is closed under A: go on from somewhere else, if there is anything left
             count = min(self.block, self.size - self._used)
@@ -170,12 +192,21 @@ class Krylov:
         if self.saves_itself:
             self.save_now_and_then()
 
+    def look_for(self, which: Which, count: int) -> None:
+        """Say which eigenvalues restarts are to keep from now on."""
+        before, kept = self._wanted
+        self._wanted = which, count
+        if self.restarts and (which != before or count > kept):  # restarts have filtered these out of the next block
+            self.inject()
+
     def inject(self) -> None:
         """Let one more random direction into the next block: it finds eigenvectors that the others cannot see.
 
         A run from b vectors finds at most b copies of a repeated eigenvalue, and misses an eigenvector to which
-        its start is orthogonal.
+        its start is orthogonal. Nothing happens where a larger block would leave too little of `max_basis`.
         """
+        if self.max_basis < min(least_basis(self._wanted[1], len(self._next) + 1), self.size):
+            return
         fresh = torch.randn(1, self.size, generator=self._generator).to(self.device, self.dtype)
         for _ in range(2):
             self._orthogonalise(fresh)
@@ -226,11 +257,12 @@ class Krylov:
         return total
 
     def _restart(self) -> None:
-        """Keep the best Ritz vectors and the next block, forget the rest (thick restart)."""
+        """Keep the wanted Ritz vectors and the next block, forget the rest (thick restart)."""
         values, _, _, coordinates = self.ritz()
-        keep = max(self.max_basis // 2 - len(self._next), 1)
-        top = keep - keep // 3  # the larger part for the top end, the rest for the bottom
-        chosen = torch.cat([torch.arange(top), torch.arange(len(values) - keep // 3, len(values))])
+        which, count = self._wanted
+        room = self.max_basis - len(self._next)
+        keep = max(min(self.max_basis // 2, room - len(self._next)), count + _BESIDES)
+        chosen = best_first(values, which)[: min(keep, room)]
         coordinates = coordinates[:, chosen]
         self._rows[: len(chosen)] = coordinates.T.to(self.basis) @ self.basis
         self._used = len(chosen)
@@ -247,7 +279,7 @@ class Krylov:
             "basis": self.basis.cpu(), "next": self._next.cpu(), "projection": self.projection,
             "coupling": self.coupling, "corner": self.corner, "start": self.start.cpu(),
             "generator": self._generator.get_state(), "matvecs": self.matvecs, "seconds": self.seconds,
-            "restarts": self.restarts, "notes": self.notes,
+            "restarts": self.restarts, "wanted": self._wanted, "notes": self.notes,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -259,7 +291,7 @@ class Krylov:
         self.projection, self.coupling, self.corner = state["projection"], state["coupling"], state["corner"]
         self._generator.set_state(state["generator"])
         self.matvecs, self.seconds, self.restarts = state["matvecs"], state["seconds"], state["restarts"]
-        self.notes = state["notes"]
+        self.notes, self._wanted = state["notes"], state.get("wanted", self._wanted)
 
     def _identity(self) -> dict[str, Any]:
         loss, limits = loss_of(self.operator), {"block": self.block, "max_basis": self.max_basis}

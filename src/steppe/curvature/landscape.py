@@ -57,7 +57,8 @@ def random_direction(
 
     With ``"filter"`` and ``"layer"`` normalisation, biases and normalisation layers (parameters of one dimension) are
     left alone: a small step in them would dwarf everything else. Orthogonality is made inside each filter, so that
-    it survives the normalisation.
+    it survives the normalisation. A filter of one weight has no second direction and is left alone too; if that leaves
+    nothing, orthogonality is made inside each layer, and at last over the whole model.
     """
     if normalise not in ("filter", "layer", "model", "none"):
         raise ValueError(f'normalise must be "filter", "layer", "model" or "none", not {normalise!r}')
@@ -78,7 +79,12 @@ def random_direction(
         pieces.append(rows.reshape(weight.shape))
     direction = objective.space.vector(pieces)
     if orthogonal_to is not None and normalise in ("model", "none"):
+        if objective.size == 1:
+            raise ValueError("a single weight has no second direction: draw a line")
         direction = direction - (direction @ orthogonal_to / (orthogonal_to @ orthogonal_to)) * orthogonal_to
+    if orthogonal_to is not None and normalise in ("filter", "layer") and not float(direction.norm()):
+        coarser: Normalise = "layer" if normalise == "filter" else "model"
+        return random_direction(objective, normalise=coarser, orthogonal_to=orthogonal_to, seed=seed)
     if normalise == "model":
         direction = direction * (objective.weights_vector().norm() / direction.norm())
     return direction
@@ -192,8 +198,13 @@ def _rows(tensor: Tensor, normalise: Normalise) -> Tensor:
 
 
 def _without(rows: Tensor, other: Tensor) -> Tensor:
+    """Rows made orthogonal to other rows; zero where only rounding errors are left."""
     sizes = other.square().sum(1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
-    return rows - (rows * other).sum(1, keepdim=True) / sizes * other
+    rest = rows
+    for _ in range(2):  # of a small rest much is rounding after the first time
+        rest = rest - (rest * other).sum(1, keepdim=True) / sizes * other
+    least = 100 * torch.finfo(rows.dtype).eps * rows.norm(dim=1, keepdim=True)
+    return torch.where(rest.norm(dim=1, keepdim=True) > least, rest, 0.0)
 
 
 def _flat_snapshot(objective: Objective, snapshot: Any) -> Tensor:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import functools
 import math
 import random
 import sys
@@ -24,6 +25,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call
@@ -84,9 +86,9 @@ class Objective:
         self.model = _unwrapped(model)
         self.loss_fn, self.mode, self.group, self.seed = loss_fn, mode, group, seed
         self._forward, self._weight = forward, weight
-        self.reduction = reduction or getattr(loss_fn, "reduction", "mean")
-        if self.reduction not in ("mean", "sum"):
-            raise ValueError(f'the loss must be reduced over the batch: reduction "mean" or "sum", not {reduction!r}')
+        self.reduction = found = reduction or _setting(loss_fn, "reduction", "mean")
+        if found not in ("mean", "sum"):
+            raise ValueError(f'the loss must be reduced over the batch: reduction "mean" or "sum", not {found!r}')
         selected = _select(self.model, params)
         _check_measurable(selected)
         self.names = list(selected)
@@ -139,10 +141,15 @@ class Objective:
         fewer.space = Space([p.detach() for p in selected.values()])
         return fewer
 
-    def state(self) -> tuple[tuple[int, int], ...]:
-        """Changes when the weights or buffers do: what was computed from them is then out of date."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        return tuple((t._version, t.data_ptr()) for t in tensors)
+    def state(self) -> tuple[Any, ...]:
+        """Changes when the weights or buffers do, or the modes where they count: what was computed is then outdated."""
+        tensors = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
+        versions = [(t._version, t.data_ptr()) for t in tensors]
+        modes = [module.training for module in self.model.modules()] if self.mode == "as-is" else []
+        # Changes through `.data` leave no other mark than the numbers themselves. Norm and maximum are read in one go.
+        numbers = [t for t in tensors if t.is_floating_point() and t.numel()]
+        marks = [*torch._foreach_norm(numbers), *torch._foreach_max(numbers)]
+        return *versions, *modes, *torch.stack([mark.to(self.device, self.dtype) for mark in marks]).tolist()
 
     def vector(self, flat: Tensor) -> Vector:
         """A flat tensor as a vector in weight space."""
@@ -227,8 +234,11 @@ class Objective:
         if self._forward is not None:
             labels = batch.get("labels") if isinstance(batch, Mapping) else None
             return count(labels, -100, None) if isinstance(labels, Tensor) else length(batch)
-        ignored = getattr(self.loss_fn, "ignore_index", -100)
-        return count(batch[1], ignored, getattr(self.loss_fn, "weight", None))
+        ignored, weights = _setting(self.loss_fn, "ignore_index", -100), _setting(self.loss_fn, "weight", None)
+        inner = _without_partials(self.loss_fn)
+        if inner is F.multi_margin_loss or isinstance(inner, nn.MultiMarginLoss):
+            weights = None  # it weighs the classes, but divides by the number of samples
+        return count(batch[1], ignored, weights)
 
     # Leaving no trace
 
@@ -359,6 +369,21 @@ class _Caller(nn.Module):
 
     def forward(self, batch: Any) -> Any:
         return self._call(self.model, batch) if self._call else self.model(batch[0])
+
+
+def _setting(loss_fn: Any, name: str, default: Any) -> Any:
+    """What a loss was told: an attribute of a module, or an argument that `functools.partial` has filled in."""
+    while isinstance(loss_fn, functools.partial):
+        if name in loss_fn.keywords:
+            return loss_fn.keywords[name]
+        loss_fn = loss_fn.func
+    return getattr(loss_fn, name, default)
+
+
+def _without_partials(loss_fn: Any) -> Any:
+    while isinstance(loss_fn, functools.partial):
+        loss_fn = loss_fn.func
+    return loss_fn
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

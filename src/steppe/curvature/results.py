@@ -123,6 +123,9 @@ class Estimate:
 def difference(a: Estimate, b: Estimate) -> Estimate:
     """a − b. With the same seed both used the same random vectors, so that much of the error cancels.
 
+    Samples are paired as far as both have them. If one has more, leaving the others out may cost more than pairing
+    saves: then all are used, with the correlation of those that have a partner.
+
     >>> samples = torch.linspace(1, 3, 50)
     >>> a, b = Estimate.of(samples, seed=1), Estimate.of(0.9 * samples, seed=1)
     >>> change, apart = difference(a, b), math.hypot(a.standard_error, b.standard_error)
@@ -130,12 +133,19 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
     (0.2, 0.01, 0.132)
     """
     cost = {"matvecs": a.matvecs + b.matvecs, "seconds": a.seconds + b.seconds, "seed": a.seed}
-    shared = min(len(a.samples), len(b.samples))
+    shared, most = sorted((len(a.samples), len(b.samples)))
+    error, method = math.hypot(a.standard_error, b.standard_error), "unpaired"
     if a.seed == b.seed and a.method == b.method and shared > 1:
-        return Estimate.of(a.samples[:shared] - b.samples[:shared], method="paired", **cost)
-    error = math.hypot(a.standard_error, b.standard_error)
+        one, other = a.samples[:shared], b.samples[:shared]
+        paired = Estimate.of(one - other, method="paired", **cost)
+        correlation = float(torch.corrcoef(torch.stack([one, other]))[0, 1].nan_to_num())
+        # Var(mean of m − mean of n) with k shared: σ²/m + τ²/n − 2kρστ/mn
+        common = 2 * correlation * math.sqrt(shared / most) * a.standard_error * b.standard_error
+        error, method = math.sqrt(max(error**2 - common, 0.0)), "partly paired"
+        if shared == most or paired.standard_error <= error:
+            return paired
     value, reach = a.value - b.value, 1.96 * error
-    return Estimate(value, error, value - reach, value + reach, True, method="unpaired", **cost)
+    return Estimate(value, error, value - reach, value + reach, True, method=method, **cost)
 
 
 def as_json(result: Any) -> Any:

@@ -109,8 +109,10 @@ def sharpness(
     """(φ, ψ, μ)-sharpness of an `Objective`, or by products of any operator.
 
     The same seed draws the same vectors for every model of the same size, so `difference` of two results has a much
-    smaller error than either. By losses each v is paired with −v, which cancels the gradient's share. The estimate is
-    jackknifed: φ of a mean is biased by its curvature, to first order in 1/samples, and that is taken out.
+    smaller error than either. By losses each v is paired with −v, which cancels the gradient's share where ψ(t) = t,
+    and only there: away from a critical point t also holds vᵀg/ρ. `Measure.frobenius` by losses is then
+    ‖H‖²_F + 2‖g‖²/ρ² (to leading order in ρ), so measure it by products. The estimate is jackknifed: φ of a mean is
+    biased by its curvature, to first order in 1/samples, and that is taken out.
     """
     if by not in ("products", "losses"):
         raise ValueError(f'by must be "products" or "losses", not {by!r}')

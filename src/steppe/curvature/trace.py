@@ -198,10 +198,10 @@ class _Probing:
                     chunk = min(max(8, run.dimension // 8), most - run.dimension)
                     before = self.probes_needed(values, values)
                     spent = _PILOT + run.matvecs - now["spent"]
-                    if chunk <= 0 or before < _LEAST / 4 or spent + chunk > self.max_matvecs:
+                    if chunk <= 0 or run.full or before < _LEAST / 4 or spent + chunk > self.max_matvecs:
                         break
                     goal = run.dimension + chunk
-                    while run.dimension < goal:
+                    while run.dimension < goal and not run.full:
                         run.step()
                     grown = self.residual_samples(run, pilot, products)
                     saved = self.probes_needed(values, grown) - self.probes_needed(grown, grown)
@@ -295,7 +295,7 @@ def _xtrace(operator: Any, limits: _Limits, path: str | os.PathLike[str] | None,
     if (saved := checkpoint.load()) is not None:
         images, basis, mapped = (saved[name].to(empty) for name in ("images", "basis", "mapped"))
         begun -= saved["seconds"]
-    probes = random_signs(images.shape[1], size, generator, operator).T
+    probes = random_signs(images.shape[1], size, generator, operator).T.contiguous()
     with Progress("trace", progress) as bar:
         while True:
             if probes.shape[1]:
@@ -309,10 +309,10 @@ def _xtrace(operator: Any, limits: _Limits, path: str | os.PathLike[str] | None,
             fresh = random_signs(grown - probes.shape[1], size, generator, operator).T
             probes = torch.cat([probes, fresh], dim=1)
             images = torch.cat([images, operator @ fresh], dim=1)
-            q = torch.linalg.qr(images)[0]
-            new = q[:, basis.shape[1] :]  # the columns before are the same up to sign: they stay as multiplied
-            new -= basis @ (basis.T @ new)
-            basis = torch.cat([basis, torch.linalg.qr(new)[0]], dim=1)
+            new = images[:, basis.shape[1] :]
+            for _ in range(3):  # what lies in the basis already leaves rounding errors: they too must be orthogonal
+                new = torch.linalg.qr(new - basis @ (basis.T @ new))[0]
+            basis = torch.cat([basis, new], dim=1)
             mapped = torch.cat([mapped, operator @ basis[:, mapped.shape[1] :]], dim=1)
             parts = {"images": images.cpu(), "basis": basis.cpu(), "mapped": mapped.cpu()}
             checkpoint.save(lambda parts=parts: {**parts, "seconds": time.monotonic() - begun}, now=True)
@@ -330,9 +330,14 @@ def _leave_one_out(probes: Tensor, images: Tensor, basis: Tensor, mapped: Tensor
     triangle = (basis.T @ images).double()  # QᵀAΩ
     inside = (basis.T @ probes).double()  # QᵀΩ
     quadratic = (probes * images).sum(0, dtype=torch.float64)
-    # Column i: the direction in Q that the other images do not span.
-    left_out = torch.linalg.pinv(triangle).T
-    left_out = left_out / left_out.norm(dim=0).clamp_min(1e-300)
+    # Column i: the direction in Q that the other images do not span. None if the images are linearly dependent: fewer
+    # of them span A's whole range, and so do all but one.
+    sizes = torch.linalg.svdvals(triangle)
+    if float(sizes.min()) <= torch.finfo(images.dtype).eps * len(sizes) * float(sizes.max()):
+        left_out = torch.zeros_like(triangle)
+    else:
+        left_out = torch.linalg.inv(triangle).T
+        left_out = left_out / left_out.norm(dim=0)
     inside = inside - left_out * (left_out * inside).sum(0)
     without = projected.diagonal().sum() - (left_out * (projected @ left_out)).sum(0)
     residual = quadratic - 2 * (inside * triangle).sum(0) + (inside * (projected @ inside)).sum(0)
