@@ -159,6 +159,32 @@ def test_compare_then_report_then_list():
     assert "GNAMFast" in run("list", "methods").stdout
 
 
+def test_a_metric_that_nobody_measured_leaves_the_page_alone():
+    options = ["--epochs", "1", "--share", "0.25", "--no-curvature"]
+    assert run("train", *options).exit_code == 0
+    assert run("report", "runs", "--metric", "test_loss").exit_code == 0
+    page = Path("runs/report.html").read_bytes()
+    (path,) = Path("runs").glob("*.json")
+    record = json.loads(path.read_text())
+
+    def refused(metric: str) -> str:
+        result = run("report", "runs", "--metric", metric)
+        assert result.exit_code == 2 and result.stderr.count("\n") == 1 and result.stdout == "", result.output
+        assert Path("runs/report.html").read_bytes() == page
+        return result.stderr
+
+    assert refused("test_los").startswith("steppe: no metric 'test_los': did you mean test_loss")
+    assert "no metric 'top': there are gradients, seconds" in refused("top")
+    path.write_text(
+        json.dumps({**record, "curvature": {"top": {"value": 2.0}, "density": {"grid": [], "density": []}}})
+    )
+    assert refused("tp") == "steppe: no metric 'tp': did you mean top?\n"
+    assert "no metric 'density'" in refused("density")
+    path.write_text(json.dumps({**record, "status": "running", "final": None}))
+    assert refused("tp") == "steppe: no metric 'tp': did you mean top?\n"
+    assert run("report", "runs").exit_code == 0
+
+
 def test_a_method_that_sets_the_learning_rate_gets_no_schedule():
     result = run(
         "compare",

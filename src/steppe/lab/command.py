@@ -135,7 +135,7 @@ def sweep(
     sampler: Annotated[str, typer.Option(help="tpe or random, with --range.")] = "tpe",
     trials: Annotated[int, typer.Option(help="How many, with --range.")] = 20,
     storage: Annotated[str, typer.Option(help="Database of the trials; by default SQLite in --out.")] = "",
-    study: Annotated[str, typer.Option(help="Name of the study in the database.")] = "sweep",
+    study: Annotated[str, typer.Option(help="Name of the study in the database; by default one for each search.")] = "",
     hold_out: Annotated[float, typer.Option(help="Share of the training data to judge by; 0: the test data.")] = 0.2,
     seeds: Seeds = 1,
     jobs: Jobs = None,
@@ -162,7 +162,7 @@ def sweep(
         return do(planned, where, workers, address=address if on == "ray" else None)
 
     if range_:
-        url = storage or f"sqlite:///{out / 'sweep.db'}"
+        url = storage or searching.sqlite_url(out / "sweep.db")
         records = searching.sample(
             template, space, range(seeds), trials, sampler, url, study, max(workers // seeds, 1), run, out
         )
@@ -190,7 +190,18 @@ def report(
         page = out or first / "report.html"
         if page.is_dir():
             raise LabError(f"--out {page} is a folder: name the page")
+        check_metric(records, metric)
         show(records, page, table(records, metric=metric), other_measures(records), metric=metric)
+
+
+def check_metric(records: list[Any], metric: str) -> None:
+    """A name that no record has is a mistake; before any run has ended, one that none ever has."""
+    from .report.words import NAMES
+    from .statistics import metrics_of
+
+    known = {name for record in records for name in metrics_of(record)} or set(NAMES)
+    if metric not in known:
+        raise unknown("metric", metric, known)
 
 
 def list_(

@@ -13,7 +13,8 @@ import os
 import re
 import socket
 import statistics
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,7 +22,8 @@ from typing import Any, TypeAlias
 from .errors import LabError, describe, one_line, unknown
 from .method_text import make_method, plain_value, with_settings
 from .recipe import Recipe
-from .record import Record, finished, label_for, write_record
+from .record import Record, RecordWarning, finished, label_for, write_record
+from .statistics import group_records
 from .work import Job, News, Place, Tell, train_jobs
 
 RunJobs: TypeAlias = Callable[[Sequence[Job]], "list[Record]"]
@@ -114,7 +116,12 @@ def over_grid(template: Recipe, space: Space, seeds: Sequence[int], run: RunJobs
     axes = [values for values in space.values() if not isinstance(values, Span)]
     points = itertools.product(*axes)
     combinations = [dict(zip(space, point, strict=True)) for point in points]
-    return run([job for values in combinations for job in jobs_for(template, values, seeds)])
+    return run(_once(job for values in combinations for job in jobs_for(template, values, seeds)))
+
+
+def _once(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs without repetitions: 0.1 and 1e-1 are one candidate."""
+    return list({job.recipe.key: job for job in jobs}.values())
 
 
 def sample(
@@ -122,7 +129,11 @@ def sample(
     at_once: int, run: RunJobs, folder: Path,
 ) -> list[Record]:  # fmt: skip
     """Let Optuna choose. The database may be shared: then several machines work on one study."""
-    study = _study(url, study_name or _name(template, space), sampler)
+    question = _question(template, space, seeds)
+    study = _study(url, study_name or f"{make_method(template.method).name.lower()}-{question}", sampler)
+    if study.trials and study.user_attrs.get("question") != question:
+        raise LabError(f"the study {study.study_name} in {url} is of another search: choose another --study")
+    study.set_user_attr("question", question)
     _give_up_dead_trials(study)
     while (left := trials - sum(trial.state.name == "COMPLETE" for trial in study.trials)) > 0:
         asked = [study.ask() for _ in range(min(at_once, left))]
@@ -130,12 +141,34 @@ def sample(
             trial.set_user_attr("process", [socket.gethostname(), os.getpid()])
         chosen = [{name: _suggest(trial, name, values) for name, values in space.items()} for trial in asked]
         wanted = [jobs_for(template, values, seeds) for values in chosen]
-        found = {record["key"]: record for record in run([job for jobs in wanted for job in jobs])}
+        found = {record["key"]: record for record in run(_once(job for jobs in wanted for job in jobs))}
         for trial, jobs in zip(asked, wanted, strict=True):
             study.tell(trial, score([found[job.recipe.key] for job in jobs]))
-    done = [trial.params for trial in study.trials if trial.state.name == "COMPLETE"]
-    keys = (finished(job.recipe, folder) for values in done for job in jobs_for(template, values, seeds))
-    return list({record["key"]: record for record in keys if record is not None}.values())
+    return _records_of(study, template, space, seeds, run, folder)
+
+
+def _records_of(
+    study: Any, template: Recipe, space: Space, seeds: Sequence[int], run: RunJobs, folder: Path
+) -> list[Record]:
+    """The runs of all trials that are done. Those of this machine that are gone are trained again."""
+    here: list[Job] = []
+    away = 0
+    done = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    for trial in done:
+        jobs = jobs_for(template, {name: trial.params[name] for name in space}, seeds)
+        ours = trial.user_attrs.get("process", [""])[0] == socket.gethostname()
+        if ours or all(finished(job.recipe, folder) for job in jobs):
+            here += jobs
+        else:
+            away += 1
+    said = f"{away} of {len(done)} trials were done on other machines and have no records in {folder}"
+    if not here:
+        raise LabError(f"{said}: copy them here, or choose another --study")
+    if away:
+        warnings.warn(f"{said}: they are not shown", RecordWarning, stacklevel=2)
+    here = _once(here)
+    found = [finished(job.recipe, folder) for job in here]
+    return run(here) if None in found else [record for record in found if record is not None]
 
 
 def score(records: Sequence[Record]) -> float:
@@ -145,10 +178,22 @@ def score(records: Sequence[Record]) -> float:
     )
 
 
-def _name(template: Recipe, space: Space) -> str:
-    """Another question is another study."""
-    text = json.dumps([template.as_dict(), {name: str(values) for name, values in space.items()}], sort_keys=True)
-    return f"{make_method(template.method).name.lower()}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+def _question(template: Recipe, space: Space, seeds: Sequence[int]) -> str:
+    """What is searched, in eight letters. Another question is another study."""
+    text = json.dumps([template.as_dict(), {name: str(space[name]) for name in space}, list(seeds)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def sqlite_url(path: Path) -> str:
+    """The address of a database in a file, whatever its folder is called."""
+    try:
+        from sqlalchemy.engine import URL, make_url
+    except ImportError:  # optuna, which brings it, is asked for later
+        return f"sqlite:///{path}"
+    url = URL.create("sqlite", database=str(path)).render_as_string()
+    if make_url(url).database != str(path):  # older ones do not quote
+        raise LabError(f"no database can be in {path.parent}: choose another --out, or give --storage")
+    return url
 
 
 def _study(url: str, name: str, sampler: str) -> Any:
@@ -198,10 +243,8 @@ def _suggest(trial: Any, name: str, values: list[Any] | Span) -> Any:
 
 def ranked(records: Sequence[Record]) -> list[tuple[str, list[Record]]]:
     """The candidates and their runs, best first."""
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        groups.setdefault(record["label"], []).append(record)
-    return sorted(groups.items(), key=lambda item: -score(item[1]))
+    groups = [(group.label, group.records) for group in group_records(records)]
+    return sorted(groups, key=lambda item: -score(item[1]))
 
 
 def best(records: Sequence[Record]) -> Recipe:
