@@ -70,8 +70,10 @@ def do(planned: list[Any], where: Any, workers: int, address: str | None = None)
     """Train what is planned, with a progress display: here, or at the address of a Ray cluster ("": a new one)."""
     from .display import Display
     from .sweep import perform_on_ray
-    from .work import perform
+    from .work import notes, perform
 
+    for note in notes(planned, where):
+        typer.echo(f"steppe: {note}", err=True)
     with Display(planned) as display:
         if address is not None:
             return perform_on_ray(planned, where, address, workers, display)
@@ -106,19 +108,21 @@ def train(
     from .compare import with_method
     from .display import Display
     from .ranks import ALONE, join
-    from .work import Job, train_jobs
+    from .work import Job, notes, train_jobs
 
     one = replace(with_method(make_recipe(recipe, place["compile"]), method), seed=seed)
     ranks = join(distributed, place["device"]) if distributed else ALONE
     job = Job(one, "base" if one.method == "plain" else "method")
     where = make_place(place, one, out)
+    for note in notes([job], where) if ranks.first else ():
+        typer.echo(f"steppe: {note}", err=True)
     with Display([job], quiet=not ranks.first) as display:
         record = train_jobs([job], where, display, ranks)[0]
     if ranks.first:
         end = record["final"]
         said = record["verdict"] or f"test accuracy {end['test_accuracy']:.4f}, loss {end['test_loss']:.4f}"
         typer.echo(f"{record['label']}: {said}, {end['seconds']:.1f} s, {end['gradients']} gradients")
-        typer.echo(f"wrote {out / (record['key'] + '.json')}")
+        typer.echo(f"{'done before:' if display.before else 'wrote'} {out / (record['key'] + '.json')}")
     if distributed:
         import torch.distributed
 

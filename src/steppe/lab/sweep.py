@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from .errors import LabError, describe, one_line, unknown
 from .method_text import make_method, plain_value, with_settings
 from .recipe import Recipe
-from .record import Record, RecordWarning, finished, label_for, write_record
+from .record import Record, RecordWarning, code_of, finished, label_for, write_record
 from .statistics import group_records
 from .work import Job, News, Place, Tell, train_jobs
 
@@ -135,6 +135,8 @@ def sample(
         raise LabError(f"the study {study.study_name} in {url} is of another search: choose another --study")
     study.set_user_attr("question", question)
     _give_up_dead_trials(study)
+    if earlier := _jobs_here(study, template, space, seeds, folder)[0]:
+        run(earlier)  # what is gone is trained again, what is lacking is said
     while (left := trials - sum(trial.state.name == "COMPLETE" for trial in study.trials)) > 0:
         asked = [study.ask() for _ in range(min(at_once, left))]
         for trial in asked:
@@ -144,13 +146,17 @@ def sample(
         found = {record["key"]: record for record in run(_once(job for jobs in wanted for job in jobs))}
         for trial, jobs in zip(asked, wanted, strict=True):
             study.tell(trial, score([found[job.recipe.key] for job in jobs]))
-    return _records_of(study, template, space, seeds, run, folder)
+    jobs, missing = _jobs_here(study, template, space, seeds, folder)
+    if not jobs:
+        raise LabError(f"{missing}: copy them here, or choose another --study")
+    if missing:
+        warnings.warn(f"{missing}: they are not shown", RecordWarning, stacklevel=2)
+    found = [finished(job.recipe, folder) for job in jobs]
+    return run(jobs) if None in found else [record for record in found if record is not None]
 
 
-def _records_of(
-    study: Any, template: Recipe, space: Space, seeds: Sequence[int], run: RunJobs, folder: Path
-) -> list[Record]:
-    """The runs of all trials that are done. Those of this machine that are gone are trained again."""
+def _jobs_here(study: Any, template: Recipe, space: Space, seeds: Sequence[int], folder: Path) -> tuple[list[Job], str]:
+    """The runs of trials that are done, here or with records here; and what is to be said of the others."""
     here: list[Job] = []
     away = 0
     done = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
@@ -161,14 +167,8 @@ def _records_of(
             here += jobs
         else:
             away += 1
-    said = f"{away} of {len(done)} trials were done on other machines and have no records in {folder}"
-    if not here:
-        raise LabError(f"{said}: copy them here, or choose another --study")
-    if away:
-        warnings.warn(f"{said}: they are not shown", RecordWarning, stacklevel=2)
-    here = _once(here)
-    found = [finished(job.recipe, folder) for job in here]
-    return run(here) if None in found else [record for record in found if record is not None]
+    missing = f"{away} of {len(done)} trials were done on other machines and have no records in {folder}"
+    return _once(here), missing if away else ""
 
 
 def score(records: Sequence[Record]) -> float:
@@ -180,7 +180,8 @@ def score(records: Sequence[Record]) -> float:
 
 def _question(template: Recipe, space: Space, seeds: Sequence[int]) -> str:
     """What is searched, in eight letters. Another question is another study."""
-    text = json.dumps([template.as_dict(), {name: str(space[name]) for name in space}, list(seeds)], sort_keys=True)
+    spaces = {name: str(values) for name, values in space.items()}
+    text = json.dumps([template.as_dict(), code_of(template), spaces, list(seeds)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
