@@ -121,6 +121,14 @@ def test_a_ray_cluster_gives_the_same_records():
     assert len(here) == 2 and there == here
 
 
+def test_what_is_done_here_is_not_sent_to_a_cluster(monkeypatch):
+    ray = pytest.importorskip("ray")
+    command = ["sweep", "--grid", "lr=0.01,0.1", *QUICK]
+    run(*command)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("nothing is left to do"))
+    assert "2 of 2 runs were done before" in run(*command, "--on", "ray").stderr
+
+
 def sampled(*args: str) -> list[str]:
     """The candidates that a search shows."""
     result = run("sweep", "--sampler", "random", "--trials", "2", *QUICK, *args)

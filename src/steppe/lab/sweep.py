@@ -24,7 +24,7 @@ from .method_text import make_method, plain_value, with_settings
 from .recipe import Recipe
 from .record import Record, RecordWarning, code_of, finished, label_for, write_record
 from .statistics import group_records
-from .work import Job, News, Place, Tell, train_jobs
+from .work import Job, News, Place, Tell, done_already, train_jobs
 
 RunJobs: TypeAlias = Callable[[Sequence[Job]], "list[Record]"]
 _FIXED = ("data", "method", "seed", "hold_out", "model_settings")
@@ -275,7 +275,12 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
         from ray.exceptions import RayTaskError
     except ImportError:
         raise LabError("--on ray needs it: pip install ray") from None
-    if not ray.is_initialized():
+    # Looked for here first: the cluster's machines may not share our disk.
+    records = {job.recipe.key: found for job in jobs if (found := done_already(job, place.folder)) is not None}
+    for record in records.values():
+        tell(News(record["key"], len(record["epochs"]), True, record["verdict"], before=True))
+    waiting = [job for job in jobs if job.recipe.key not in records]
+    if waiting and not ray.is_initialized():
         options: dict[str, Any] = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
         try:
             ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
@@ -284,8 +289,7 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
     place = replace(place, folder=place.folder.resolve())
     gpus = 1 if place.device.startswith("cuda") else 0
     remote: Any = ray.remote(num_cpus=place.threads, num_gpus=gpus)(_train_there)
-    going = {remote.remote(job, place): job for job in jobs}
-    records: dict[str, Record] = {}
+    going = {remote.remote(job, place): job for job in waiting}
     while going:
         (ready, *_), _ = ray.wait(list(going), num_returns=1)
         job = going.pop(ready)
@@ -295,7 +299,7 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
             if isinstance(error.cause, LabError):
                 raise LabError(one_line(error.cause)) from None
             raise
-        if finished(job.recipe, place.folder) is None:  # the cluster's machines do not share our disk
+        if finished(job.recipe, place.folder) is None:
             write_record(record, place.folder)
         records[record["key"]] = record
         tell(News(record["key"], len(record["epochs"]), True, record["verdict"]))
