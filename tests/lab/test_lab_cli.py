@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from steppe.cli import app
@@ -139,6 +142,127 @@ def test_a_users_own_data_and_model():
     assert (record["role"], record["label"], record["final"]["gradients"]) == ("base", "Adam", 5)
 
 
+def test_own_code_that_has_changed_is_trained_again():
+    own = ["--data", "mine:load", "--model", "mine:net", "--no-curvature"]
+
+    def trained(code: str, *more: str):
+        Path("mine.py").write_text(code)
+        sys.modules.pop("mine", None)
+        importlib.invalidate_caches()
+        result = run("train", *own, *(more or ("--epochs", "1")))
+        assert result.exit_code == 0, result.output
+        return result
+
+    code = USERS["mine.py"]
+    wider = code.replace("nn.Linear(64, 10)", "nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 10))", 1)
+    first = trained(code)
+    (path,) = Path("runs").glob("*.json")
+    assert first.stdout.splitlines()[-1] == f"wrote {path}"
+    before = path.read_bytes()
+    assert trained(code).stdout.splitlines()[-1] == f"done before: {path}"
+    assert path.read_bytes() == before
+    again = trained(wider)
+    assert "steppe: mine has changed since 1 run in runs ended: trained again\n" in again.stderr
+    assert json.loads(path.read_text())["parameters"] == 64 * 32 + 32 + 32 * 10 + 10
+    assert again.stdout.splitlines()[-1] == f"wrote {path}"
+    # A record that says nothing of the code counts as the same.
+    record = json.loads(path.read_text())
+    assert list(record.pop("own_code")) == ["mine"]
+    path.write_text(json.dumps(record))
+    assert trained(code).stdout.splitlines()[-1] == f"done before: {path}"
+
+
+def test_a_checkpoint_of_other_code(monkeypatch):
+    """It is not gone on from; one that says nothing of its code and does not fit is one line."""
+    from steppe.lab import train
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    own = ["train", "--data", "mine:load", "--model", "mine:net", "--no-curvature", "--epochs", "2"]
+    code = USERS["mine.py"]
+    Path("mine.py").write_text(code)
+    sys.modules.pop("mine", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "write_record", stop)  # right after the first checkpoint
+        assert run(*own).exit_code == 130
+    (path,) = Path("runs").glob("*.ckpt")
+    whole = path.read_bytes()
+    Path("mine.py").write_text(code.replace("nn.Linear(64, 10)", "nn.Linear(64, 10, bias=False)", 1))
+    sys.modules.pop("mine", None)
+    importlib.invalidate_caches()
+    result = run(*own)
+    assert result.exit_code == 0, result.output
+    assert f"steppe: mine has changed since {path} was written: starting anew\n" in result.stderr
+    next(Path("runs").glob("*.json")).unlink()
+    path.write_bytes(whole)
+    saved = torch.load(path)
+    del saved["record"]["own_code"]
+    torch.save(saved, path)
+    result = run(*own)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output
+    assert f"{path.name} in runs does not fit the model any more: delete it to start anew (" in result.stderr
+    assert path.exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_runs_of_before_lack_is_said():
+    options = ["compare", "sam", "--epochs", "1", "--share", "0.25", "--no-equal-cost", "--jobs", "1"]
+    plain = [*options, "--seeds", "2", "--no-curvature"]
+    assert run(*plain).exit_code == 0
+    stamps = {path: path.stat().st_mtime_ns for path in Path("runs").glob("*.json")}
+    asked = {
+        "--curvature": "curvature", "--keep-weights --no-curvature": "weights",
+        "--log tensorboard --no-curvature": "log",
+    }  # fmt: skip
+    advice = "; to have it choose another --out, or delete their .json\n"
+    for option, what in asked.items():
+        result = run(*options, "--seeds", "2", *option.split())
+        assert result.exit_code == 0, result.output
+        assert f"steppe: done before in runs: 4 runs without {what}{advice}" in result.stderr
+    result = run("train", "--epochs", "1", "--share", "0.25", "--keep-weights")
+    assert f"steppe: done before in runs: 1 run without curvature, 1 run without weights{advice}" in result.stderr
+    assert stamps == {path: path.stat().st_mtime_ns for path in Path("runs").glob("*.json")}, "nothing is lost"
+    # As it says: what is deleted is trained again, with what is asked for; then nothing is to be said.
+    for path in stamps:
+        path.unlink()
+    everything = [*options, "--seeds", "1", "--keep-weights", "--log", "tensorboard"]
+    for _ in range(2):
+        result = run(*everything)
+        assert result.exit_code == 0 and "steppe: " not in result.stderr, result.output
+    assert "1 run without" not in run(*plain).stderr
+
+
+def own_logger(folder: str):
+    """A logger that leaves no files."""
+    return SimpleNamespace(add_scalar=lambda *_: None, close=lambda: None)
+
+
+def test_an_own_logger_is_remembered():
+    sys.modules["loggers_of_mine"] = SimpleNamespace(make=own_logger)  # pyright: ignore[reportArgumentType]
+    options = ["train", "--epochs", "1", "--share", "0.25", "--no-curvature", "--log", "loggers_of_mine:make"]
+    assert [run(*options).stderr.count("steppe: ") for _ in range(2)] == [0, 0]
+    del sys.modules["loggers_of_mine"]
+
+
+def test_records_edited_by_hand():
+    """What can be filled in is; without its results a run is trained again."""
+    options = ["compare", "sam", "--epochs", "1", "--share", "0.25", "--no-equal-cost", "--jobs", "1", "--seeds", "1"]
+    assert run(*options, "--no-curvature").exit_code == 0
+    first, second = sorted(Path("runs").glob("*.json"))
+    results = [json.loads(path.read_text()) for path in (first, second)]
+    first.write_text(json.dumps({k: v for k, v in results[0].items() if k not in ("role", "verdict", "curvature")}))
+    for damage in ({"epochs": []}, {"final": None}, {"epochs": [{}]}, {"final": {}}):
+        second.write_text(json.dumps({**results[1], **damage}))
+        result = run(*options, "--no-curvature")
+        assert result.exit_code == 0, result.output + repr(result.exception)
+        assert f"steppe: {second} is without results: the run is trained again\n" in result.stderr
+        assert "1 of 2 runs were done before" in result.stderr
+        for path, before in zip((first, second), results, strict=True):
+            now = json.loads(path.read_text())
+            assert now["role"] == before["role"] and now["final"]["test_loss"] == before["final"]["test_loss"]
+
+
 def test_compare_then_report_then_list():
     options = ["--epochs", "1", "--seeds", "2", "--jobs", "1", "--no-curvature", "--no-equal-cost"]
     result = run("compare", "sam:rho=0.1", "--methods", "gsam", *options)
@@ -157,6 +281,32 @@ def test_compare_then_report_then_list():
     assert first == second
     assert "fashion-mnist" in run("list", "data").stdout and "mlp-3" in run("list", "models").stdout
     assert "GNAMFast" in run("list", "methods").stdout
+
+
+def test_a_metric_that_nobody_measured_leaves_the_page_alone():
+    options = ["--epochs", "1", "--share", "0.25", "--no-curvature"]
+    assert run("train", *options).exit_code == 0
+    assert run("report", "runs", "--metric", "test_loss").exit_code == 0
+    page = Path("runs/report.html").read_bytes()
+    (path,) = Path("runs").glob("*.json")
+    record = json.loads(path.read_text())
+
+    def refused(metric: str) -> str:
+        result = run("report", "runs", "--metric", metric)
+        assert result.exit_code == 2 and result.stderr.count("\n") == 1 and result.stdout == "", result.output
+        assert Path("runs/report.html").read_bytes() == page
+        return result.stderr
+
+    assert refused("test_los").startswith("steppe: no metric 'test_los': did you mean test_loss")
+    assert "no metric 'top': there are gradients, seconds" in refused("top")
+    path.write_text(
+        json.dumps({**record, "curvature": {"top": {"value": 2.0}, "density": {"grid": [], "density": []}}})
+    )
+    assert refused("tp") == "steppe: no metric 'tp': did you mean top?\n"
+    assert "no metric 'density'" in refused("density")
+    path.write_text(json.dumps({**record, "status": "running", "final": None}))
+    assert refused("tp") == "steppe: no metric 'tp': did you mean top?\n"
+    assert run("report", "runs").exit_code == 0
 
 
 def test_a_method_that_sets_the_learning_rate_gets_no_schedule():

@@ -13,6 +13,7 @@ from steppe.lab.errors import LabError
 from steppe.lab.recipe import Recipe
 from steppe.lab.record import (
     RecordWarning,
+    code_of,
     epochs_frame,
     finished,
     new_record,
@@ -109,6 +110,19 @@ def test_a_run_counts_as_finished_only_if_it_is_the_same_run(tmp_path):
     other["method"]["settings"]["T"] = 5  # what a default was when the library was older
     write_record(other, tmp_path)
     assert finished(RECIPE, tmp_path) is None
+
+
+def test_own_functions_are_known_by_their_files(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "of_mine.py").write_text("def net(): ...")
+    recipe = Recipe(data="of_mine:load", model="of_mine:net")
+    before = code_of(recipe)
+    assert list(before) == ["of_mine"] and new_record(recipe)["own_code"] == before
+    (tmp_path / "of_mine.py").write_text("def net(): pass")
+    assert list(code_of(recipe)) == ["of_mine"] and code_of(recipe) != before
+    for others in (Recipe(), Recipe(data="steppe.papers.sets:cifar10"), Recipe(data="cifar-10n:worse")):
+        assert code_of(others) == {} and "own_code" not in new_record(others)
+    assert code_of(Recipe(model="absent.module:net")) == {}
 
 
 def test_two_processes_do_not_train_one_run(tmp_path):

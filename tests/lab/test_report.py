@@ -145,6 +145,20 @@ def test_the_table_fits_an_ordinary_terminal():
     assert lines[first].endswith("+1.60 [+1.29, +1.91]") and lines[first + 1].split()[-2:] == ["better", "better"]
 
 
+@pytest.mark.parametrize("width", range(40, 120, 5))
+def test_nothing_is_cut_off_on_a_narrow_terminal(width):
+    """Every word of the wide table is there, in columns that fold."""
+    records = [*comparison(3), diverged("SAM rho=0.1", 3, "loss became NaN", cost=2.0), diverged("GNAM", 0)]
+    letters = [sorted("".join(printed(records, wide).replace("─", "").split())) for wide in (200, width)]
+    assert letters[0] == letters[1]
+
+
+def test_labels_fold_before_numbers():
+    records = [record("A label of many words", 0.9, s, cost=2.0) for s in range(3)]
+    said = printed(comparison(3) + records, width=80)
+    assert "+1.60 [+1.29, +1.91]" in said and "A label of\n" in "\n".join(x[:14].rstrip() for x in said.splitlines())
+
+
 def test_labels_are_not_markup_in_the_terminal():
     assert "[red]x[/red]" in printed([record("[red]x[/red]", 0.9, 0), diverged("y", 0, "[bold]why[/bold]")])
     assert "[bold]why[/bold]" in printed([diverged("y", 0, "[bold]why[/bold]")])

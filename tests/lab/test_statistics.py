@@ -260,6 +260,35 @@ def test_methods_are_compared_with_the_base_of_their_own_recipe():
     assert row_of(rows, "SAM (lr=0.1)").difference.against == "SGD (lr=0.1)"
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("said", ["SGD, {}x longer", "SGD for as long"])
+def test_what_was_trained_longer_belongs_to_the_base_it_is_a_multiple_of(order, said):
+    """Two lengths in one folder; a method without the schedule has its own length too."""
+    records = []
+    for seed in range(3):
+        for epochs, value in ((2, 0.7), (3, 0.9)):
+            schedule = f"step:0.1/{epochs}"
+            records.append(record("SGD", value + seed / 100, seed, role="base", epochs=epochs, schedule=schedule))
+            records.append(record("SASGD", value + seed / 90, seed, epochs=epochs, schedule="constant"))
+            if said != "SGD for as long":
+                longer = {"role": "equal-cost", "epochs": 2 * epochs, "schedule": f"step:0.1/{2 * epochs}"}
+                records.append(record(said.format(2), value + 0.01 + seed / 90, seed, **longer))
+        records.append(record(said.format(1.33), 0.7, seed, role="equal-cost", epochs=4, schedule="step:0.1/3.99"))
+        records.append(record(said.format(5), 0.9, seed, role="equal-cost", epochs=15, schedule="step:0.1/15"))
+    against = {
+        (row.group.recipe["epochs"], row.group.recipe["schedule"]): row.difference.against
+        for row in summarise(records[::order])
+        if row.role != "base"
+    }
+    names = {epochs: f"SGD (epochs={epochs}, schedule=step:0.1/{epochs})" for epochs in (2, 3)}
+    assert against[2, "constant"] == names[2] and against[3, "constant"] == names[3]
+    if said == "SGD for as long":
+        assert against[4, "step:0.1/3.99"] == names[2] and against[15, "step:0.1/15"] == names[3]
+    else:
+        assert against[4, "step:0.1/4"] == names[2] and against[6, "step:0.1/6"] == names[3]
+        assert against[4, "step:0.1/3.99"] == names[3] and against[15, "step:0.1/15"] == names[3]
+
+
 def test_another_base_by_label_and_none():
     records = [record("SGD", 0.9, 0, role="base"), record("SAM", 0.91, 0), record("GSAM", 0.93, 0)]
     rows = summarise(records, base="SAM")

@@ -119,3 +119,92 @@ def test_a_ray_cluster_gives_the_same_records():
         for folder in ("ray", "here")
     )
     assert len(here) == 2 and there == here
+
+
+def test_what_is_done_here_is_not_sent_to_a_cluster(monkeypatch):
+    ray = pytest.importorskip("ray")
+    command = ["sweep", "--grid", "lr=0.01,0.1", *QUICK]
+    run(*command)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("nothing is left to do"))
+    assert "2 of 2 runs were done before" in run(*command, "--on", "ray").stderr
+
+
+def sampled(*args: str) -> list[str]:
+    """The candidates that a search shows."""
+    result = run("sweep", "--sampler", "random", "--trials", "2", *QUICK, *args)
+    return [line for line in result.stdout.splitlines() if line.startswith("│")]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_another_question_is_another_study():
+    optuna = pytest.importorskip("optuna")
+    questions = [
+        ["--range", "lr=0.01..0.2"],
+        ["--range", "sam.rho=0.01..0.2"],
+        ["--range", "lr=1e-5..0.5"],
+        ["--range", "lr=0.01..0.2", "--method", "gsam"],
+        ["--range", "lr=0.01..0.2", "--batch", "16"],
+        ["--range", "lr=0.01..0.2", "--seeds", "2"],
+    ]
+    for count, question in enumerate(questions, 1):
+        before = {r["key"] for r in read_records("runs")} if Path("runs").exists() else set()
+        shown = sampled(*question)
+        assert len(shown) == 2
+        assert len(optuna.get_all_study_names("sqlite:///runs/sweep.db")) == count
+        assert {r["key"] for r in read_records("runs")} != before, "something was trained"
+    everything = {r["key"] for r in read_records("runs")}
+    assert len(sampled(*questions[0])) == 2
+    assert {r["key"] for r in read_records("runs")} == everything, "the first question is answered already"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_study_of_another_question_is_not_gone_on_with():
+    pytest.importorskip("optuna")
+    sampled("--range", "lr=0.01..0.2", "--study", "mine")
+    result = CliRunner().invoke(app, ["sweep", "--range", "lr=0.01..0.3", "--study", "mine", *QUICK])
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert "the study mine in sqlite:///runs/sweep.db is of another search: choose another --study" in result.stderr
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_trials_whose_records_are_gone(monkeypatch):
+    """Those of this machine are trained again; those of another are said to be missing."""
+    pytest.importorskip("optuna")
+    search = ["--range", "lr=0.01..0.2"]
+    shown = sampled(*search)
+    paths = sorted(Path("runs").glob("*.json"))
+    for path in paths:
+        path.unlink()
+    assert sampled(*search) == shown and sorted(Path("runs").glob("*.json")) == paths
+    monkeypatch.setattr("steppe.lab.sweep.socket.gethostname", lambda: "another")
+    paths[0].unlink()
+    command = ["sweep", *search, "--sampler", "random", "--trials", "2", *QUICK]
+    missing = "1 of 2 trials were done on other machines and have no records in runs"
+    assert missing in run(*command).stderr and not paths[0].exists()
+    paths[1].unlink()
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert missing.replace("1 of", "2 of") in result.stderr and "choose another --study" in result.stderr
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_the_database_is_in_the_folder_whatever_its_name():
+    pytest.importorskip("optuna")
+    folder = Path("q?mode=ro %41")
+    result = CliRunner().invoke(
+        app, ["sweep", "--range", "lr=0.01..0.2", "--trials", "1", "--out", str(folder), *QUICK]
+    )
+    assert list(Path().iterdir()) == [folder]
+    assert (folder / "sweep.db").is_file() or "choose another --out" in result.stderr  # with an SQLAlchemy before 2.1
+
+
+def test_candidates_are_recipes_not_labels():
+    result = run("sweep", "--grid", "lr=0.30001,0.30002,0.300010", *QUICK)
+    assert len(read_records("runs")) == 2
+    lines = [line for line in result.stdout.splitlines() if "lr=0.3 " in line]
+    assert len(lines) == 2 and sum("lr=0.30001" in line for line in lines) == 1
+    assert all("│ 1 " in line for line in lines), "one run each"

@@ -70,8 +70,10 @@ def do(planned: list[Any], where: Any, workers: int, address: str | None = None)
     """Train what is planned, with a progress display: here, or at the address of a Ray cluster ("": a new one)."""
     from .display import Display
     from .sweep import perform_on_ray
-    from .work import perform
+    from .work import notes, perform
 
+    for note in notes(planned, where):
+        typer.echo(f"steppe: {note}", err=True)
     with Display(planned) as display:
         if address is not None:
             return perform_on_ray(planned, where, address, workers, display)
@@ -106,19 +108,21 @@ def train(
     from .compare import with_method
     from .display import Display
     from .ranks import ALONE, join
-    from .work import Job, train_jobs
+    from .work import Job, notes, train_jobs
 
     one = replace(with_method(make_recipe(recipe, place["compile"]), method), seed=seed)
     ranks = join(distributed, place["device"]) if distributed else ALONE
     job = Job(one, "base" if one.method == "plain" else "method")
     where = make_place(place, one, out)
+    for note in notes([job], where) if ranks.first else ():
+        typer.echo(f"steppe: {note}", err=True)
     with Display([job], quiet=not ranks.first) as display:
         record = train_jobs([job], where, display, ranks)[0]
     if ranks.first:
         end = record["final"]
         said = record["verdict"] or f"test accuracy {end['test_accuracy']:.4f}, loss {end['test_loss']:.4f}"
         typer.echo(f"{record['label']}: {said}, {end['seconds']:.1f} s, {end['gradients']} gradients")
-        typer.echo(f"wrote {out / (record['key'] + '.json')}")
+        typer.echo(f"{'done before:' if display.before else 'wrote'} {out / (record['key'] + '.json')}")
     if distributed:
         import torch.distributed
 
@@ -135,7 +139,7 @@ def sweep(
     sampler: Annotated[str, typer.Option(help="tpe or random, with --range.")] = "tpe",
     trials: Annotated[int, typer.Option(help="How many, with --range.")] = 20,
     storage: Annotated[str, typer.Option(help="Database of the trials; by default SQLite in --out.")] = "",
-    study: Annotated[str, typer.Option(help="Name of the study in the database.")] = "sweep",
+    study: Annotated[str, typer.Option(help="Name of the study in the database; by default one for each search.")] = "",
     hold_out: Annotated[float, typer.Option(help="Share of the training data to judge by; 0: the test data.")] = 0.2,
     seeds: Seeds = 1,
     jobs: Jobs = None,
@@ -162,7 +166,7 @@ def sweep(
         return do(planned, where, workers, address=address if on == "ray" else None)
 
     if range_:
-        url = storage or f"sqlite:///{out / 'sweep.db'}"
+        url = storage or searching.sqlite_url(out / "sweep.db")
         records = searching.sample(
             template, space, range(seeds), trials, sampler, url, study, max(workers // seeds, 1), run, out
         )
@@ -190,7 +194,18 @@ def report(
         page = out or first / "report.html"
         if page.is_dir():
             raise LabError(f"--out {page} is a folder: name the page")
+        check_metric(records, metric)
         show(records, page, table(records, metric=metric), other_measures(records), metric=metric)
+
+
+def check_metric(records: list[Any], metric: str) -> None:
+    """A name that no record has is a mistake; before any run has ended, one that none ever has."""
+    from .report.words import NAMES
+    from .statistics import metrics_of
+
+    known = {name for record in records for name in metrics_of(record)} or set(NAMES)
+    if metric not in known:
+        raise unknown("metric", metric, known)
 
 
 def list_(

@@ -4,13 +4,13 @@ each method the base trained so much longer that both cost the same.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from .method_text import make_method
 from .recipe import Recipe
 from .record import label_for
+from .statistics import stretched
 from .work import Job
 
 DEFAULT_METHODS = ("sam", "asam", "gsam", "gnamfast", "gam", "crsam")
@@ -50,9 +50,5 @@ def notes(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
 
 def _longer(recipe: Recipe, factor: float) -> Recipe:
     """Trained longer, the schedule stretched alike."""
-
-    def stretched(found: re.Match[str]) -> str:
-        return f"step:{found[1]}/{float(found[2]) * factor:g}"
-
-    schedule = re.sub(r"step:(.+)/(.+)", stretched, recipe.schedule)
+    schedule = stretched(recipe.schedule, factor)
     return replace(recipe, epochs=round(recipe.epochs * factor), schedule=schedule)

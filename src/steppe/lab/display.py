@@ -27,7 +27,7 @@ class Display:
         self._console = Console(stderr=True)
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
-        self._quiet, self._begun, self._before = quiet, time.monotonic(), 0
+        self._quiet, self._begun, self.before = quiet, time.monotonic(), 0  # runs done before
 
     def __enter__(self) -> Display:
         if self._console.is_terminal and not self._quiet:
@@ -43,8 +43,8 @@ class Display:
     def __exit__(self, *_: object) -> None:
         if self._bars is not None:
             self._bars.stop()
-        if self._before and not self._quiet:
-            print(f"{self._before} of {len(self._jobs)} runs were done before", file=sys.stderr)
+        if self.before and not self._quiet:
+            print(f"{self.before} of {len(self._jobs)} runs were done before", file=sys.stderr)
 
     def __call__(self, news: News) -> None:
         """Show how far a run has come."""
@@ -54,7 +54,7 @@ class Display:
         self._done[news.key] = self._work[news.key] * (1.0 if news.ended else news.epoch / job.recipe.epochs)
         if news.ended:
             self._ended.add(news.key)
-        self._before += news.before
+        self.before += news.before
         if self._bars is not None:
             self._move(job, news)
         elif news.ended and not news.before and not self._quiet:

@@ -7,6 +7,8 @@ not a record (a foreign file, one cut short by a full disk) is skipped with a wa
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.util
 import json
 import math
 import os
@@ -24,7 +26,7 @@ import torch
 from .. import __version__
 from .errors import LabError, one_line
 from .method_text import label_of, settings_of
-from .recipe import Recipe
+from .recipe import Recipe, is_users
 
 Record: TypeAlias = "dict[str, Any]"
 FORMAT = "steppe-run/1"
@@ -40,6 +42,7 @@ _BASE_NAMES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adabelief": "Ada
 def new_record(recipe: Recipe, role: str = "method", label: str | None = None, device: str = "cpu") -> Record:
     """The record of a run that is about to start."""
     method = recipe.build_method()
+    own_code = code_of(recipe)
     return {
         "format": FORMAT,
         "key": recipe.key,
@@ -49,6 +52,7 @@ def new_record(recipe: Recipe, role: str = "method", label: str | None = None, d
         "role": role,
         "method": {"name": method.name, "settings": settings_of(method), "cost": float(method.cost)},
         "environment": environment(device),
+        **({"own_code": own_code} if own_code else {}),
         "epochs": [],
         "final": None,
         "curvature": None,
@@ -61,6 +65,30 @@ def new_record(recipe: Recipe, role: str = "method", label: str | None = None, d
 def label_for(recipe: Recipe) -> str:
     """A run's name in tables: the method's, or the base's for plain training."""
     return _BASE_NAMES[recipe.base] if recipe.method == "plain" else label_of(recipe.method)
+
+
+def code_of(recipe: Recipe) -> dict[str, str]:
+    """A hash of each file that a user's own functions are in, by the name of its module."""
+    names = [recipe.model] if ":" in recipe.model else []
+    names += [recipe.data] if is_users(recipe.data) else []
+    modules = {name.partition(":")[0] for name in names}
+    # The library's own are told apart by its version, like all its code.
+    files = {module: _file_of(module) for module in sorted(modules) if module.partition(".")[0] != "steppe"}
+    return {module: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for module, file in files.items() if file}
+
+
+def _file_of(module: str) -> Path | None:
+    try:
+        found = importlib.util.find_spec(module)
+    except Exception:  # of a package that cannot be imported: said where it is needed
+        return None
+    file = Path(found.origin) if found is not None and found.origin else None
+    return file if file is not None and file.is_file() else None
+
+
+def same_code(record: Record, recipe: Recipe) -> bool:
+    """Whether the user's own functions are as they were then; a record that does not say so counts as the same."""
+    return record.get("own_code") in (None, code_of(recipe))
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -197,8 +225,13 @@ def read_checkpoint(path: Path, record: Record, device: torch.device) -> dict[st
     try:
         saved = torch.load(path, map_location=device, weights_only=True)
         same = all(saved["record"][name] == record[name] for name in ("recipe", "method"))
+        code = saved["record"].get("own_code")
     except Exception as error:
         warnings.warn(f"{path} cannot be read, starting anew: {one_line(error)}", RecordWarning, stacklevel=2)
+        return None
+    if same and code not in (None, record.get("own_code")):
+        changed = f"{', '.join(code)} has changed since {path} was written"
+        warnings.warn(f"{changed}: starting anew", RecordWarning, stacklevel=2)
         return None
     return saved if same else None
 
@@ -219,13 +252,30 @@ def write_weights(weights: Mapping[str, Any], folder: Path, key: str) -> Path:
 
 
 def finished(recipe: Recipe, folder: Path) -> Record | None:
-    """The record of this run if it has ended and its method's settings still mean the same."""
+    """The record of this run if it has ended and its method's settings and the user's code still mean the same."""
+    record = ended(recipe, folder)
+    return record if record is not None and same_code(record, recipe) else None
+
+
+def ended(recipe: Recipe, folder: Path) -> Record | None:
+    """The record of this run if it has ended, whatever the user's own code was then."""
     path = folder / f"{recipe.key}.json"
     record = read_record(path) if path.exists() else None
     if record is None or record["status"] not in ("done", "diverged") or record["recipe"] != recipe.as_dict():
         return None
-    settings = finite(settings_of(recipe.build_method()))
-    return record if record["method"].get("settings") == settings else None
+    if record["method"].get("settings") != finite(settings_of(recipe.build_method())):
+        return None
+    if not _has_results(record):
+        warnings.warn(f"{path} is without results: the run is trained again", RecordWarning, stacklevel=2)
+        return None
+    return {"role": "", "verdict": "", "curvature": None, **record}
+
+
+def _has_results(record: Record) -> bool:
+    last, final = record["epochs"][-1] if record["epochs"] else None, record.get("final")
+    if not isinstance(last, dict) or not isinstance(final, dict):
+        return False
+    return "test_accuracy" in last and {"test_accuracy", "test_loss", "seconds", "gradients"} <= set(final)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cache
@@ -300,6 +301,13 @@ def value_of(record: Mapping[str, Any], metric: str) -> float | None:
     return number(found.get("value") if isinstance(found, Mapping) else found)
 
 
+def metrics_of(record: Mapping[str, Any]) -> list[str]:
+    """The names that `value_of` knows in a record: numbers, also those that are not finite."""
+    final, curvature = record.get("final") or {}, record.get("curvature") or {}
+    measured = [name for name, found in curvature.items() if not isinstance(found, Mapping) or "value" in found]
+    return [*final, *measured]
+
+
 def number(value: Any) -> float | None:
     """A finite number, or None: records write what is not finite as null or as text."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -334,8 +342,27 @@ def _base_of(group: Group, bases: list[Group]) -> Group | None:
     for own in (_METHOD, _METHOD + _LENGTH):
         alike = [base for base in bases if _same_recipe(group, base, own)]
         if alike:
-            return alike[0]
+            return min(alike, key=lambda base: _length_apart(group, base))
     return bases[0] if len(bases) == 1 else None
+
+
+def _length_apart(group: Group, base: Group) -> tuple[float, bool]:
+    """How far a run is from being this base, trained as much longer as its label says: epochs, then the schedule."""
+    mine, theirs = group.recipe, base.recipe
+    epochs, short = number(mine.get("epochs")) or 0.0, number(theirs.get("epochs")) or 0.0
+    said = re.search(r"(\d+\.?\d*)x longer", group.label) if group.role == "equal-cost" else None
+    if said is None and group.role == "equal-cost":  # named otherwise: of a base that it is a multiple of
+        return epochs % short if short else math.inf, False
+    factor = float(said[1]) if said else 1.0
+    schedule = stretched(str(theirs.get("schedule")), factor)
+    alike = (mine.get("schedule"), mine.get("warmup")) == (schedule, theirs.get("warmup"))
+    return abs(epochs - factor * short), not alike
+
+
+def stretched(schedule: str, factor: float) -> str:
+    """The schedule of a run that is so much longer."""
+    found = re.fullmatch(r"step:(.+)/((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)", schedule)
+    return f"step:{found[1]}/{float(found[2]) * factor:g}" if found else schedule
 
 
 def _equal_cost(group: Group, references: list[Group]) -> Group | None:

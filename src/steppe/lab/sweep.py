@@ -13,7 +13,8 @@ import os
 import re
 import socket
 import statistics
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,8 +22,9 @@ from typing import Any, TypeAlias
 from .errors import LabError, describe, one_line, unknown
 from .method_text import make_method, plain_value, with_settings
 from .recipe import Recipe
-from .record import Record, finished, label_for, write_record
-from .work import Job, News, Place, Tell, train_jobs
+from .record import Record, RecordWarning, code_of, finished, label_for, write_record
+from .statistics import group_records
+from .work import Job, News, Place, Tell, done_already, train_jobs
 
 RunJobs: TypeAlias = Callable[[Sequence[Job]], "list[Record]"]
 _FIXED = ("data", "method", "seed", "hold_out", "model_settings")
@@ -114,7 +116,12 @@ def over_grid(template: Recipe, space: Space, seeds: Sequence[int], run: RunJobs
     axes = [values for values in space.values() if not isinstance(values, Span)]
     points = itertools.product(*axes)
     combinations = [dict(zip(space, point, strict=True)) for point in points]
-    return run([job for values in combinations for job in jobs_for(template, values, seeds)])
+    return run(_once(job for values in combinations for job in jobs_for(template, values, seeds)))
+
+
+def _once(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs without repetitions: 0.1 and 1e-1 are one candidate."""
+    return list({job.recipe.key: job for job in jobs}.values())
 
 
 def sample(
@@ -122,20 +129,46 @@ def sample(
     at_once: int, run: RunJobs, folder: Path,
 ) -> list[Record]:  # fmt: skip
     """Let Optuna choose. The database may be shared: then several machines work on one study."""
-    study = _study(url, study_name or _name(template, space), sampler)
+    question = _question(template, space, seeds)
+    study = _study(url, study_name or f"{make_method(template.method).name.lower()}-{question}", sampler)
+    if study.trials and study.user_attrs.get("question") != question:
+        raise LabError(f"the study {study.study_name} in {url} is of another search: choose another --study")
+    study.set_user_attr("question", question)
     _give_up_dead_trials(study)
+    if earlier := _jobs_here(study, template, space, seeds, folder)[0]:
+        run(earlier)  # what is gone is trained again, what is lacking is said
     while (left := trials - sum(trial.state.name == "COMPLETE" for trial in study.trials)) > 0:
         asked = [study.ask() for _ in range(min(at_once, left))]
         for trial in asked:
             trial.set_user_attr("process", [socket.gethostname(), os.getpid()])
         chosen = [{name: _suggest(trial, name, values) for name, values in space.items()} for trial in asked]
         wanted = [jobs_for(template, values, seeds) for values in chosen]
-        found = {record["key"]: record for record in run([job for jobs in wanted for job in jobs])}
+        found = {record["key"]: record for record in run(_once(job for jobs in wanted for job in jobs))}
         for trial, jobs in zip(asked, wanted, strict=True):
             study.tell(trial, score([found[job.recipe.key] for job in jobs]))
-    done = [trial.params for trial in study.trials if trial.state.name == "COMPLETE"]
-    keys = (finished(job.recipe, folder) for values in done for job in jobs_for(template, values, seeds))
-    return list({record["key"]: record for record in keys if record is not None}.values())
+    jobs, missing = _jobs_here(study, template, space, seeds, folder)
+    if not jobs:
+        raise LabError(f"{missing}: copy them here, or choose another --study")
+    if missing:
+        warnings.warn(f"{missing}: they are not shown", RecordWarning, stacklevel=2)
+    found = [finished(job.recipe, folder) for job in jobs]
+    return run(jobs) if None in found else [record for record in found if record is not None]
+
+
+def _jobs_here(study: Any, template: Recipe, space: Space, seeds: Sequence[int], folder: Path) -> tuple[list[Job], str]:
+    """The runs of trials that are done, here or with records here; and what is to be said of the others."""
+    here: list[Job] = []
+    away = 0
+    done = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    for trial in done:
+        jobs = jobs_for(template, {name: trial.params[name] for name in space}, seeds)
+        ours = trial.user_attrs.get("process", [""])[0] == socket.gethostname()
+        if ours or all(finished(job.recipe, folder) for job in jobs):
+            here += jobs
+        else:
+            away += 1
+    missing = f"{away} of {len(done)} trials were done on other machines and have no records in {folder}"
+    return _once(here), missing if away else ""
 
 
 def score(records: Sequence[Record]) -> float:
@@ -145,10 +178,23 @@ def score(records: Sequence[Record]) -> float:
     )
 
 
-def _name(template: Recipe, space: Space) -> str:
-    """Another question is another study."""
-    text = json.dumps([template.as_dict(), {name: str(values) for name, values in space.items()}], sort_keys=True)
-    return f"{make_method(template.method).name.lower()}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+def _question(template: Recipe, space: Space, seeds: Sequence[int]) -> str:
+    """What is searched, in eight letters. Another question is another study."""
+    spaces = {name: str(values) for name, values in space.items()}
+    text = json.dumps([template.as_dict(), code_of(template), spaces, list(seeds)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def sqlite_url(path: Path) -> str:
+    """The address of a database in a file, whatever its folder is called."""
+    try:
+        from sqlalchemy.engine import URL, make_url
+    except ImportError:  # optuna, which brings it, is asked for later
+        return f"sqlite:///{path}"
+    url = URL.create("sqlite", database=str(path)).render_as_string()
+    if make_url(url).database != str(path):  # older ones do not quote
+        raise LabError(f"no database can be in {path.parent}: choose another --out, or give --storage")
+    return url
 
 
 def _study(url: str, name: str, sampler: str) -> Any:
@@ -198,10 +244,8 @@ def _suggest(trial: Any, name: str, values: list[Any] | Span) -> Any:
 
 def ranked(records: Sequence[Record]) -> list[tuple[str, list[Record]]]:
     """The candidates and their runs, best first."""
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        groups.setdefault(record["label"], []).append(record)
-    return sorted(groups.items(), key=lambda item: -score(item[1]))
+    groups = [(group.label, group.records) for group in group_records(records)]
+    return sorted(groups, key=lambda item: -score(item[1]))
 
 
 def best(records: Sequence[Record]) -> Recipe:
@@ -231,7 +275,12 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
         from ray.exceptions import RayTaskError
     except ImportError:
         raise LabError("--on ray needs it: pip install ray") from None
-    if not ray.is_initialized():
+    # Looked for here first: the cluster's machines may not share our disk.
+    records = {job.recipe.key: found for job in jobs if (found := done_already(job, place.folder)) is not None}
+    for record in records.values():
+        tell(News(record["key"], len(record["epochs"]), True, record["verdict"], before=True))
+    waiting = [job for job in jobs if job.recipe.key not in records]
+    if waiting and not ray.is_initialized():
         options: dict[str, Any] = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
         try:
             ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
@@ -240,8 +289,7 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
     place = replace(place, folder=place.folder.resolve())
     gpus = 1 if place.device.startswith("cuda") else 0
     remote: Any = ray.remote(num_cpus=place.threads, num_gpus=gpus)(_train_there)
-    going = {remote.remote(job, place): job for job in jobs}
-    records: dict[str, Record] = {}
+    going = {remote.remote(job, place): job for job in waiting}
     while going:
         (ready, *_), _ = ray.wait(list(going), num_returns=1)
         job = going.pop(ready)
@@ -251,7 +299,7 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
             if isinstance(error.cause, LabError):
                 raise LabError(one_line(error.cause)) from None
             raise
-        if finished(job.recipe, place.folder) is None:  # the cluster's machines do not share our disk
+        if finished(job.recipe, place.folder) is None:
             write_record(record, place.folder)
         records[record["key"]] = record
         tell(News(record["key"], len(record["epochs"]), True, record["verdict"]))

@@ -24,7 +24,7 @@ from ..replay import Replay
 from .base import make_base
 from .batches import Batches, data_for, default_generator, seed_for
 from .data import DataSet
-from .errors import LabError
+from .errors import LabError, describe
 from .models import build
 from .precision import autocast, parameter_dtype, scaler, set_precision
 from .ranks import ALONE, Ranks
@@ -208,7 +208,13 @@ class Run:
         saved = self.ranks.told(None if path is None else read_checkpoint(path, self.record, self.device))
         if saved is None:
             return
-        self.ranks.load(self.net, self.optimizer, saved["model"], saved["optimizer"])
+        try:
+            self.ranks.load(self.net, self.optimizer, saved["model"], saved["optimizer"])
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, KeyError) as error:
+            unfit = f"{self.recipe.key}.ckpt in {self.folder} does not fit the model any more"
+            raise LabError(f"{unfit}: delete it to start anew ({describe(error)})") from None
         if self.scaler is not None:
             self.scaler.load_state_dict(saved["scaler"])
         kept = ("status", "epochs", "verdict", "started")

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -23,7 +24,7 @@ from .errors import LabError, user_function
 from .measure import Measuring
 from .ranks import ALONE, Ranks
 from .recipe import Recipe
-from .record import Record, finished, label_for, only_one, write_record
+from .record import Record, RecordWarning, ended, finished, label_for, only_one, same_code, write_record
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,40 @@ def done_already(job: Job, folder: Path) -> Record | None:
     return record
 
 
+def notes(jobs: Sequence[Job], place: Place) -> list[str]:
+    """What is to be known of runs that were done before: trained again, or lacking what is asked for now."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecordWarning)  # said when the runs are done
+        records = [(job.recipe, record) for job in jobs if (record := ended(job.recipe, place.folder)) is not None]
+    changed = [record for recipe, record in records if not same_code(record, recipe)]
+    said = []
+    if changed:
+        modules = ", ".join(sorted({module for record in changed for module in record["own_code"]}))
+        said.append(f"{modules} has changed since {_runs(len(changed))} in {place.folder} ended: trained again")
+    kept = [record for recipe, record in records if same_code(record, recipe)]
+    lacking = {what: count for what in ("curvature", "weights", "log") if (count := _without(what, kept, place))}
+    if lacking:
+        counts = ", ".join(f"{_runs(count)} without {what}" for what, count in lacking.items())
+        said.append(f"done before in {place.folder}: {counts}; to have it choose another --out, or delete their .json")
+    return said
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
+
+
+def _without(what: str, records: Sequence[Record], place: Place) -> int:
+    """In how many of these runs something is missing that the place asks for."""
+    folder = place.folder
+    if what == "curvature":  # a run that diverged has none
+        return sum(r["status"] == "done" and r["curvature"] is None for r in records) if place.measuring else 0
+    if what == "weights":
+        files = [[folder / f"{r['key']}.{ending}" for ending in ("safetensors", "pt")] for r in records]
+        return sum(not any(file.exists() for file in either) for either in files) if place.keep_weights else 0
+    logged = [r.get("log") == place.log or (folder / "logs" / r["key"]).exists() for r in records]
+    return logged.count(False) if place.log else 0
+
+
 def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None, ranks: Ranks = ALONE) -> list[Record]:
     """Train in this process: one after another, or all in turns."""
     import torch
@@ -107,7 +142,9 @@ def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None
                 }  # fmt: skip
                 make = logger_maker(place.log) if ranks.first else None
                 logger = None if make is None else make(str(place.folder / "logs" / job.recipe.key))
-                runs.append(Run(job.recipe, place.folder, logger=logger, **options))
+                run = Run(job.recipe, place.folder, logger=logger, **options)
+                run.record |= {"log": place.log} if place.log else {}
+                runs.append(run)
             else:
                 records[job.recipe.key] = record
                 tell(replace(_news(record), before=True))

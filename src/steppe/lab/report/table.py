@@ -9,6 +9,7 @@ from ..statistics import Difference, summarise
 from . import words
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
     from rich.text import Text
 
@@ -23,19 +24,33 @@ def table(records: Iterable[Any], metric: str = "test_accuracy", base: str | Non
     """The comparison as a rich table; one block of lines a problem."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
     rows = summarise(records, metric, base)
     unit = "%, " if words.is_share(metric) else ""
-    made = Table(
+
+    class Folding(Table):
+        """The labels fold first; where that is not enough everything does, so that nothing is cut off."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            wide = options.update(max_width=10_000)
+            labels = [Measurement.get(console, wide, cell) for cell in ("method", *self.columns[0].cells)]
+            whole, word = max(label.maximum for label in labels), max(label.minimum for label in labels)
+            if console.measure(self, options=wide).maximum - whole + word > options.max_width:
+                for column in self.columns:
+                    column.no_wrap = False
+            return super().__rich_console__(console, options)
+
+    made = Folding(
         box=SIMPLE_HEAD, caption=NOTE, caption_justify="left", title_justify="left", padding=0, show_edge=False
     )
     made.add_column("method", overflow="fold")
-    made.add_column(f"{words.name_of(metric)}\n{unit}runs", justify="right", no_wrap=True)
-    made.add_column("gradients\ntime", justify="right", no_wrap=True)
-    made.add_column("against base\nverdict", overflow="fold", min_width=20)
-    made.add_column("at equal cost\nverdict", overflow="fold", min_width=20)
+    made.add_column(f"{words.name_of(metric)}\n{unit}runs", justify="right", overflow="fold", no_wrap=True)
+    made.add_column("gradients\ntime", justify="right", overflow="fold", no_wrap=True)
+    made.add_column("against base\nverdict", overflow="fold", no_wrap=True)
+    made.add_column("at equal cost\nverdict", overflow="fold", no_wrap=True)
     problems = list(dict.fromkeys(row.problem for row in rows))
     if len(problems) == 1:
         made.title = escape(problems[0])
