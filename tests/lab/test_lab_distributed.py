@@ -35,6 +35,7 @@ for kind in ("ddp", "fsdp2"):
     assert len(again.record["epochs"]) == 1
     for _ in again.train():
         pass
+    del stopped, again
 from steppe.cli import app
 app(sys.argv[2:], standalone_mode=False)
 """

@@ -124,8 +124,12 @@ def train(
         typer.echo(f"{record['label']}: {said}, {end['seconds']:.1f} s, {end['gradients']} gradients")
         typer.echo(f"{'done before:' if display.before else 'wrote'} {out / (record['key'] + '.json')}")
     if distributed:
+        import gc
+
         import torch.distributed
 
+        gc.collect()  # what still holds the group, such as DDP's reducer, must go before it
+        torch.distributed.barrier()  # and nobody leaves while others still talk
         torch.distributed.destroy_process_group()
 
 
