@@ -162,16 +162,22 @@ class Bench:
 
         return step
 
-    def peer(self, make: Callable[..., Step]) -> Step:
-        """A peer's way: as its users run it, SGD, eager, the usual memory layout."""
-        model = copy.deepcopy(self.start)
-        return make(model, lambda: F.cross_entropy(model(self.x), self.y))
+    def peers(self) -> dict[str, Step]:
+        """SAM by each peer that is installed: as its users run it, SGD, eager, the usual memory layout."""
+        steps = {}
+        for name, make in peers("SAM").items():
+            model = copy.deepcopy(self.start)
+            try:
+                steps[f"{name}'s SAM, eager"] = make(model, lambda model=model: F.cross_entropy(model(self.x), self.y))
+            except ImportError:
+                print(f"not installed, left out: {name}")
+        return steps
 
     def contenders(self) -> dict[str, Step]:
         """All ways to step, by name."""
         sam, gam = steppe.SAM(), steppe.GAM()
         model = copy.deepcopy(self.start)
-        steps = {
+        return {
             "base, eager": self.bare(1),
             "two bare passes": self.bare(2),
             "steppe SAM, eager": self.step_of(sam, False),
@@ -185,13 +191,8 @@ class Bench:
             "GAM through its step, eager": through_the_step(
                 model, lambda: F.cross_entropy(model(self.x), self.y), lambda: F.cross_entropy(model(self.x2), self.y2)
             ),
+            **self.peers(),
         }
-        for name, make in peers("SAM").items():
-            try:
-                steps[f"{name}'s SAM, eager"] = self.peer(make)
-            except ImportError:
-                print(f"not installed, left out: {name}")
-        return steps
 
     def work(self) -> tuple[float, float]:
         """Floating-point operations, and bytes read and written, of one forward and backward pass."""

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from captured import Bench
 from common import RESULTS, Spread, Step, environment, interleaved, pick_device, show_table, write_json
-from contenders import peers
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -71,17 +70,12 @@ def kernels(step: Step, repeats: int = 20) -> dict[str, Any]:
 
 
 def contenders(bench: Bench) -> dict[str, Step]:
-    steps = {
+    return {
         "base, captured": bench.step_of(steppe.Plain(), True),
         "SAM, captured": bench.step_of(steppe.SAM(), True),
         "SAM, captured and compiled": bench.step_of(steppe.SAM(), True, True),
+        **bench.peers(),
     }
-    for name, make in peers("SAM").items():
-        try:
-            steps[f"{name}'s SAM, eager"] = bench.peer(make)
-        except ImportError:
-            print(f"not installed, left out: {name}")
-    return steps
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ class Pass:
         self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
 
 
-class Left(Exception):
+class WithoutStep(Exception):
     """Thrown into the looks by who goes on without a step, but with what the first look did to buffers and the like."""
 
 
@@ -109,7 +109,7 @@ class Walk:
             self._quiet.settle()
             self.ctx.metrics["looks"] = index
             return end.value
-        except Left:
+        except WithoutStep:
             self._clear_gradients()
             raise
         except BaseException:  # also GeneratorExit: the loop around `passes` was left early

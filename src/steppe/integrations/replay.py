@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import distributed
 from ..optimizer import SharpnessAware
-from ..walk import Left, Pass
+from ..walk import Pass, WithoutStep
 
 # Forward and backward of one micro-batch: is told whether it is the step's last, returns its share of the loss.
 Again = Callable[[bool], Tensor | None]
@@ -100,8 +100,8 @@ class Replay:
     def leave(self) -> None:
         """Forget the step under way: the trainer goes on without it, with what its pass left behind."""
         if self._looks is not None:
-            with contextlib.suppress(Left):
-                self._looks.throw(Left())
+            with contextlib.suppress(WithoutStep):
+                self._looks.throw(WithoutStep())
             self._looks = None
         self.close()
 
