@@ -176,9 +176,10 @@ class Seed(lightning.Callback):
         torch.manual_seed(BATCHES * trainer.current_epoch + batch_idx)
 
 
-def test_every_look_sees_the_same_masks_whatever_happens_between_two_batches():
+@pytest.mark.parametrize("order", [1, -1])
+def test_every_look_sees_the_same_masks_whatever_happens_between_two_batches(order: int):
     module, expected = Net(), Net()
-    fit(module, Seed(), SharpnessAwareCallback(METHODS["CRSAM"]), accumulate_grad_batches=3)
+    fit(module, *[Seed(), SharpnessAwareCallback(METHODS["CRSAM"])][::order], accumulate_grad_batches=3)
     base = torch.optim.SGD(expected.net.parameters(), lr=0.1, momentum=0.9)
     optimizer = steppe.SharpnessAware(base, METHODS["CRSAM"], model=expected.net)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
@@ -189,6 +190,34 @@ def test_every_look_sees_the_same_masks_whatever_happens_between_two_batches():
 
     plain_loop(optimizer, windows_of(list(enumerate(loader())), 3), loss_of, scheduler=scheduler)
     assert_same(module.net, expected.net)
+
+
+class Hooked(Net):
+    """Sets, before each batch, a buffer, and before each step the learning rate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("batch", torch.tensor(0))
+        self.met: list[int] = []
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.batch.fill_(1 + batch_idx)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        self.met.append(int(self.batch))
+        return super().training_step(batch, batch_idx)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        optimizer.param_groups[0]["lr"] = 1 + batch_idx
+        optimizer.step(closure=optimizer_closure)
+
+
+def test_every_look_comes_after_the_hooks_before_it():
+    module, rates = Hooked(), []
+    method = steppe.SAM(rho=lambda step, lr: rates.append(lr) or 0.05)
+    fit(module, SharpnessAwareCallback(method))
+    assert module.met == [1 + i // 2 for i in range(2 * BATCHES)]
+    assert rates == [1 + i for i in range(BATCHES)]
 
 
 def test_resuming_is_not_having_stopped(tmp_path):

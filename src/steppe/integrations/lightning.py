@@ -19,7 +19,7 @@ from torchmetrics import Metric
 
 from ..method import Method
 from ..optimizer import SharpnessAware
-from .replay import Auxiliary, Replay
+from .replay import Auxiliary, Replay, apart
 
 
 class SharpnessAwareCallback(Callback):
@@ -63,6 +63,17 @@ class SharpnessAwareCallback(Callback):
 
         self.optimizer.step = types.MethodType(step, optimizer)
 
+        # Not in a hook before it: what other hooks then do to buffers, random state and learning rate counts too.
+        own: Any = strategy.training_step
+
+        def training_step(*arguments: Any) -> Any:
+            again = functools.partial(self._again, trainer, own, arguments)
+            self._replay.begin(self.optimizer, again, _scaler(trainer))
+            with apart(self.optimizer):
+                return own(*arguments)
+
+        strategy.training_step = training_step
+
     def _step(self, step: Callable[[], Any], closure: Callable[[], Any] | None = None) -> Any:
         """Lightning hands its whole pass to step, as a closure: the first look, which leads to the others."""
         loss = None if closure is None else closure()
@@ -72,12 +83,9 @@ class SharpnessAwareCallback(Callback):
         return loss
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Begin the first look, or go on with it."""
+        """Leave the step that was under way, if none was taken."""
         if batch_idx % trainer.accumulate_grad_batches == 0:  # where Lightning clears the gradients
             self._replay.leave()
-        takes_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)  # Lightning's rule
-        again = functools.partial(self._again, trainer, pl_module, (batch, batch_idx) if takes_index else (batch,))
-        self._replay.begin(self.optimizer, again, _scaler(trainer))
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Take note of the loss."""
@@ -100,20 +108,25 @@ class SharpnessAwareCallback(Callback):
         """Leave the step that was under way, if training stopped in one."""
         self._replay.leave()
 
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the strategy its own training_step back."""
+        vars(trainer.strategy).pop("training_step", None)
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Undo the step that was under way."""
         self._replay.close()
+        self.on_fit_end(trainer, pl_module)
 
-    def _again(self, trainer: Trainer, pl_module: LightningModule, arguments: tuple[Any, ...], last: bool) -> Any:
+    def _again(self, trainer: Trainer, training_step: Any, arguments: tuple[Any, ...], last: bool) -> Any:
         """A batch's pass once more, without the hooks."""
         strategy, scaler = trainer.strategy, _scaler(trainer)
         no_sync = getattr(strategy, "block_backward_sync", contextlib.nullcontext)
         with contextlib.nullcontext() if last else no_sync():
-            output: Any = strategy.training_step(*arguments)
+            output: Any = training_step(*arguments)
             loss = output if output is None or isinstance(output, Tensor) else output["loss"]
             if loss is not None:
                 loss = loss / trainer.accumulate_grad_batches
-                pl_module.backward(loss if scaler is None else scaler.scale(loss))
+                trainer.lightning_module.backward(loss if scaler is None else scaler.scale(loss))
         return None if loss is None else self._agreed(trainer, loss)
 
     def _agreed(self, trainer: Trainer, loss: Tensor) -> Any:
