@@ -460,6 +460,7 @@ def test_step_needs_a_direction():
         (lambda: torch.tensor(1.0), RuntimeError, "has no graph"),
         (lambda: torch.tensor(float("nan")), RuntimeError, "has no graph"),
         ([], ValueError, "list of closures is empty"),
+        (torch.tensor(1.0), TypeError, "a function that returns the loss, not the loss"),
     ],
 )
 def test_what_a_closure_must_return(closure, error, message):

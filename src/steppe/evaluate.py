@@ -72,7 +72,11 @@ def hessian_product(closures: Closures, look: Pass, params: Sequence[Tensor], mo
 
 
 def _as_list(closures: Closures) -> list[Closure]:
-    closures = [closures] if callable(closures) else list(closures)
+    if callable(closures):
+        return [closures]
+    if isinstance(closures, Tensor):
+        raise TypeError("give a function that returns the loss, not the loss: step(lambda: criterion(model(x), y))")
+    closures = list(closures)
     if not closures:
         raise ValueError("the list of closures is empty")
     return closures
