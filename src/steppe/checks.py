@@ -15,7 +15,7 @@ from .distributed import local as local_part
 from .method import Method
 
 
-def check_settings(base: Any, method: Any, model: nn.Module | None, local: bool, hvp: str, own: type) -> None:
+def check_settings(base: Any, method: Any, model: Any, local: bool, hvp: str, own: type) -> None:
     """The arguments of `SharpnessAware`, whose class is `own`."""
     if not isinstance(base, Optimizer):
         raise TypeError(f"base must be a torch.optim.Optimizer, not {base!r}; build it first, then wrap it")
@@ -23,6 +23,8 @@ def check_settings(base: Any, method: Any, model: nn.Module | None, local: bool,
         raise TypeError(f"{type(base).__name__} cannot be the base: it does not step on one dense gradient")
     if not isinstance(method, Method):
         raise TypeError(f"method must be a method such as SAM(), not {method!r}; by name: steppe.wrap")
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(f"model must be the module that is trained, not {model!r}")
     if local and not isinstance(model, DistributedDataParallel):
         raise ValueError("local=True needs model=, wrapped in DistributedDataParallel (FSDP2 cannot look locally)")
     if hvp not in ("forward", "central", "exact"):
