@@ -58,6 +58,7 @@ def network() -> nn.Module:
 def test_the_factory_knows_the_names():
     added = register("sam", METHODS["SAM"])
     assert {"sam-sgd", "sam-adamw", "sam-lamb"} <= set(added) <= set(timm.optim.list_optimizers())
+    assert "adahessian" in timm.optim.list_optimizers() and "sam-adahessian" not in added  # it needs a graph
     model = network()
     optimizer = create_optimizer_v2(model, "sam-adamw", lr=0.01, weight_decay=0.1, betas=(0.8, 0.9))
     assert isinstance(optimizer, steppe.SharpnessAware) and isinstance(optimizer.base, torch.optim.AdamW)

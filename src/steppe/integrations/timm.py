@@ -32,12 +32,17 @@ from .replay import Auxiliary, Replay, apart, attach
 
 
 def register(name: str, method: Method) -> list[str]:
-    """Let timm's optimizer factory know ``<name>-<optimizer>``, for each optimizer it has; return the new names."""
+    """Let timm's optimizer factory know ``<name>-<optimizer>``, for each of its optimizers; return the new names.
+
+    Those that differentiate a second time (AdaHessian) are left out: a direction has no graph.
+    """
     if "_" in name or "-" in name:
         raise ValueError(f"timm reads more into {name!r}: a name must have no _ and no -")
     added = []
     for optimizer in [str(one) for one in default_registry.list_optimizers() if "-" not in one]:
         info = default_registry.get_optimizer_info(optimizer)
+        if info.second_order:
+            continue
         added.append(f"{name}-{optimizer}")
         wrapped = dataclasses.replace(
             info,
