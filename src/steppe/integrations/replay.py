@@ -29,7 +29,8 @@ class Replay:
 
     Args:
         auxiliary: which batch a method that looks at a second one is shown: that of the step before ("previous")
-            or that of the first step ("fixed"). The first step is its own.
+            or that of the first step ("fixed"). The first step is its own; so is the first after resuming, for no
+            checkpoint holds a batch.
     """
 
     def __init__(self, auxiliary: Auxiliary = "previous"):
