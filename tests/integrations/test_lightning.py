@@ -464,6 +464,28 @@ class Manual(Net):
         optimizer.step()
 
 
+class ManualHalf(Manual):
+    def configure_optimizers(self) -> Any:
+        return steppe.SharpnessAware(torch.optim.SGD(self.net.parameters(), lr=0.1), steppe.WSAM(), model=self.net)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        for _ in optimizer.optimizer.passes(self.trainer.precision_plugin.scaler):
+            self.manual_backward(F.cross_entropy(self.net(batch[0]), batch[1]))
+        optimizer.step()
+
+
+def test_manual_optimization_in_half_precision_is_the_plain_loop():
+    module, expected = ManualHalf(), ManualHalf()
+    trainer = fit(module, plugins=[sixteen(2.0**10)])
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=2.0**10), expected.configure_optimizers()
+    torch.manual_seed(1)
+    batches, half = [[batch] for batch in loader()], {"scaler": scaler, "autocast": torch.float16}
+    plain_loop(optimizer, batches, lambda batch: F.cross_entropy(expected.net(batch[0]), batch[1]), **half)
+    assert trainer.global_step == trainer.optimizers[0].steps == optimizer.steps == BATCHES
+    assert_same(module.net, expected.net)
+
+
 def test_manual_optimization_counts_steps():
     trainer = fit(Manual(), max_epochs=2, max_steps=5)
     assert trainer.global_step == 5 and trainer.optimizers[0].steps == 5
