@@ -382,6 +382,30 @@ def test_a_step_that_was_left_changes_nothing_later_and_a_callback_serves_again(
     assert_same(again.net, expected.net, tolerance=0)
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_after_fitting_the_optimizer_is_its_owners_again(scheduled: bool):
+    class Lent(Net):
+        def configure_optimizers(self) -> Any:
+            return optimizer
+
+    module = Lent()
+    base = torch.optim.SGD(module.net.parameters(), lr=0.1)
+    optimizer = steppe.SharpnessAware(base, METHODS["CRSAM"], model=module.net)
+    if scheduled:
+        torch.optim.lr_scheduler.StepLR(optimizer, 100)
+    before = vars(optimizer).get("step")
+    assert (before is not None) == scheduled
+    fit(module, SharpnessAwareCallback())
+    with pytest.raises(KeyError, match="stop"):
+        fit(module, SharpnessAwareCallback(), StopIn())
+    assert vars(optimizer).get("step") is before
+    x, y = next(iter(loader()))
+    steps = optimizer.steps
+    optimizer.step(lambda: F.cross_entropy(module.net(x), y))
+    fit(module)  # without the callback
+    assert optimizer.steps == steps + 1 + BATCHES and optimizer.metrics["looks"] == 3
+
+
 class DrawsItself(NoSchedule):
     def training_step(self, dataloader_iter: Any) -> Any:
         raise AssertionError("never called")

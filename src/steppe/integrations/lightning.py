@@ -39,6 +39,7 @@ class SharpnessAwareCallback(Callback):
             raise TypeError(f"{', '.join(settings)}: give a method too, or set it where SharpnessAware is made")
         self.method, self.settings = method, settings
         self.optimizer: Any = None  # the SharpnessAware, once fitting has begun
+        self._step_before: Any = None  # what a scheduler had put in the place of its step, if one had
         self._replay = Replay(auxiliary)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -55,6 +56,7 @@ class SharpnessAwareCallback(Callback):
         self.optimizer = optimizer
         self.optimizer.model = strategy.model  # by now wrapped by DDP
         inner: Any = optimizer.step
+        self._step_before = vars(optimizer).get("step")
 
         # Schedulers wrap the function of a method, leave a mark on it, and look for that: a copy has it too.
         @functools.wraps(inner)
@@ -109,8 +111,12 @@ class SharpnessAwareCallback(Callback):
         self._replay.leave()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the strategy its own training_step back."""
+        """Give strategy and optimizer their own functions back: others may use them next."""
         vars(trainer.strategy).pop("training_step", None)
+        if self.optimizer is not None:
+            vars(self.optimizer).pop("step", None)
+            if self._step_before is not None:
+                self.optimizer.step = self._step_before
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Undo the step that was under way."""
