@@ -64,6 +64,7 @@ WRONG = {
     "compare --augment flips": "no augmentation 'flips'",
     "compare --auxiliary new": "no auxiliary 'new'",
     "compare --batch 5000": "batch 5000 is larger than the 1437 training examples",
+    "compare --batch 1 --model mlp-3": "Expected more than 1 value per channel when training",
     "compare --share 2": "share must be above 0 and at most 1",
     "compare --device tpu:9": "--device tpu:9 cannot be used",
     "compare --jobs 0": "--jobs must be at least 1",
@@ -319,6 +320,13 @@ def test_a_method_that_sets_the_learning_rate_gets_no_schedule():
     assert "SASGD sets the learning rate itself: trained without the cosine schedule" in result.stderr
     (path,) = Path("runs").glob("*sasgd*.json")
     assert json.loads(path.read_text())["recipe"]["schedule"] == "constant"
+
+
+def test_batches_of_one():
+    result = run("train", "--batch", "1", "--share", "0.01", "--epochs", "1", "--no-curvature")
+    assert result.exit_code == 0, result.stderr
+    (path,) = Path("runs").glob("*.json")
+    assert json.loads(path.read_text())["final"]["gradients"] == 14  # a hundredth of 1437, one by one
 
 
 def test_a_recipe_becomes_the_command_that_trains_it():

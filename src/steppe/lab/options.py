@@ -263,11 +263,13 @@ def _try_model(recipe: Recipe, data: Any) -> None:
     inputs, _, _ = next(batches.of_epoch(1))
     try:
         with torch.no_grad():
-            answer = model.eval().to(batches.dtype)(inputs[:2])
+            answer = model.train().to(batches.dtype)(inputs[:2])
     except Exception as error:
         raise LabError(f"model {recipe.model} does not fit data {recipe.data}: {describe(error)}") from None
-    if tuple(answer.shape) != (2, data.classes):
-        raise LabError(f"model {recipe.model} gives {tuple(answer.shape)} for 2 inputs, not (2, {data.classes})")
+    count = min(recipe.batch, 2)
+    if tuple(answer.shape) != (count, data.classes):
+        given = "1 input" if count == 1 else "2 inputs"
+        raise LabError(f"model {recipe.model} gives {tuple(answer.shape)} for {given}, not ({count}, {data.classes})")
 
 
 def at_once(recipe: Any, device: str) -> int:
