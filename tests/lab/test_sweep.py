@@ -42,6 +42,16 @@ def test_what_is_searched():
     assert (chosen.lr, chosen.method) == (0.01, "gsam:rho=0.2,alpha=0.3")
 
 
+def test_values_in_brackets_are_one_value():
+    space = read_space(["gam.gamma=(0.1,0.2),(0.3,0.4)"], [], Recipe(method="gam"))
+    assert space == {"gam.gamma": ["(0.1,0.2)", "(0.3,0.4)"]}
+    assert candidate(Recipe(method="gam"), {"gam.gamma": "(0.3,0.4)"}).method == "gam:gamma=(0.3,0.4)"
+    template = Recipe(method="every:k=2,method=(sam)")
+    (methods,) = read_space(["every.method=(sam),(gsam:rho=0.1,alpha=0.2)"], [], template).values()
+    chosen = [candidate(template, {"every.method": method}).method for method in methods]
+    assert chosen == ["every:k=2,method=(sam)", "every:k=2,method=(gsam:rho=0.1,alpha=0.2)"]
+
+
 def test_a_grid_on_held_out_data():
     result = run("sweep", "--grid", "lr=0.001,0.1", "--grid", "sam.rho=0.05,0.2", "--seeds", "2", *QUICK)
     records = read_records("runs")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .errors import LabError, describe, one_line, unknown
-from .method_text import make_method, plain_value, with_settings
+from .method_text import make_method, pieces_of, plain_value, with_settings
 from .recipe import Recipe
 from .record import Record, RecordWarning, code_of, finished, label_for, write_record
 from .statistics import group_records
@@ -52,12 +52,13 @@ def read_space(grids: Sequence[str], ranges: Sequence[str], template: Recipe) ->
     space: Space = {}
     for text in [*grids, *ranges]:
         name, equals, values = (part.strip() for part in text.partition("="))
-        if not equals or not values:
+        listed = pieces_of(values, ",")
+        if not equals or not listed:
             raise LabError(f"{text!r} is not of the form name=values, such as lr=1e-3,1e-2 or sam.rho=0.01..0.5")
         name = _checked(name, template)
         if name in space:
             raise LabError(f"{name} is given twice")
-        space[name] = _span(text, values) if text in ranges else [plain_value(v.strip()) for v in values.split(",")]
+        space[name] = _span(text, values) if text in ranges else [plain_value(value) for value in listed]
     if not space:
         raise LabError("nothing to search: give --grid lr=1e-3,1e-2 or --range lr=1e-4..1e-1")
     for name, values in space.items():  # a mistake in any one value is said before the first run
