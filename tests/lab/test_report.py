@@ -288,6 +288,15 @@ def test_the_answer_comes_first_and_cautions_are_plain():
     assert "No base was run" in "".join(Reader(report([record("SAM", 0.9, 0)])).text)
 
 
+def test_what_survived_of_a_method_is_not_called_better_in_the_table():
+    """Neither against the base nor at equal cost, where it is said of the others alone and has no mark."""
+    records = [*comparison(3), diverged("SAM rho=0.1", 3)]
+    reader = Reader(report([r for r in records if r["label"] != "GAM T=2"]))
+    assert "1 of 4 diverged; the others: better" in reader.text and "the others: better, n = 3" in reader.text
+    marks = [a["class"] for a in reader.all("span") if (a.get("class") or "").startswith("verdict")]
+    assert marks[-2:] == ["verdict lost", "verdict open"]
+
+
 def test_the_table_is_a_table():
     reader = Reader(report(comparison(3)))
     heads = [a for a in reader.all("th") if a.get("scope") == "col" and a.get("aria-sort")]

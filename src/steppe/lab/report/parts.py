@@ -176,7 +176,7 @@ def _result(row: Row, metric: str, scale: Scale) -> Markup:
         _difference(one, metric, scale),
         tag("td", tag("span", words.verdict(row), class_=f"verdict {_class(row.verdict)}"), _p(one), class_="text",
             data_value=row.verdict),
-        _difference(equal, metric, scale, said=True),
+        _difference(equal, metric, scale, words.equal_cost_verdict(row)),
         class_=row.role,
     )  # fmt: skip
 
@@ -192,10 +192,10 @@ def row_name(row: Row) -> Markup:
     return tag("th", tag("span", key, tag("span", row.label), class_="who"), scope="row", data_value=row.label)
 
 
-def _difference(one: Any, metric: str, scale: Scale, *, said: bool = False) -> Markup:
+def _difference(one: Any, metric: str, scale: Scale, said: str = "") -> Markup:
     if one is None:
         return tag("td", "–", class_="number difference", data_value="")
-    verdict = tag("span", f"{one.verdict}, n = {one.n}", class_=f"verdict {_class(one.verdict)}") if said else None
+    verdict = tag("span", f"{said}, n = {one.n}", class_=f"verdict {_class(said)}") if said else None
     number = tag("span", words.difference(one, metric), class_="numbers")
     return tag("td", forest(one, scale), number, verdict, class_="number difference", data_value=one.mean.value)
 
