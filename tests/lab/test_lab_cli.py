@@ -321,6 +321,13 @@ def test_a_method_that_sets_the_learning_rate_gets_no_schedule():
     assert "SASGD sets the learning rate itself: trained without the cosine schedule" in result.stderr
     (path,) = Path("runs").glob("*sasgd*.json")
     assert json.loads(path.read_text())["recipe"]["schedule"] == "constant"
+    quick = ["--method", "sasgd", "--epochs", "1", "--share", "0.1", "--no-curvature"]
+    said = "steppe: SASGD sets the learning rate itself: trained without"
+    assert f"{said} the linear schedule\n" in run("train", *quick, "--schedule", "linear").stderr
+    assert f"{said} warm-up\n" in run("train", *quick, "--schedule", "constant", "--warmup", "2").stderr
+    assert said not in run("train", *quick, "--schedule", "constant").stderr
+    searched = run("sweep", *quick, "--grid", "batch=50", "--warmup", "2", "--jobs", "1")
+    assert f"{said} the cosine schedule and warm-up\n" in searched.stderr
 
 
 def test_batches_of_one():

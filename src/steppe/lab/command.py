@@ -105,16 +105,17 @@ def train(
     """Train one model once. Under torchrun, on several processes."""
     from dataclasses import replace
 
-    from .compare import with_method
+    from . import compare as comparing
     from .display import Display
     from .ranks import ALONE, join
     from .work import Job, notes, train_jobs
 
-    one = replace(with_method(make_recipe(recipe, place["compile"]), method), seed=seed)
+    asked = make_recipe(recipe, place["compile"])
+    one = replace(comparing.with_method(asked, method), seed=seed)
     ranks = join(distributed, place["device"]) if distributed else ALONE
     job = Job(one, "base" if one.method == "plain" else "method")
     where = make_place(place, one, out)
-    for note in notes([job], where) if ranks.first else ():
+    for note in [*comparing.notes(asked, [job]), *notes([job], where)] if ranks.first else ():
         typer.echo(f"steppe: {note}", err=True)
     with Display([job], quiet=not ranks.first) as display:
         record = train_jobs([job], where, display, ranks)[0]
@@ -155,9 +156,11 @@ def sweep(
     from dataclasses import replace
 
     from . import sweep as searching
-    from .compare import with_method
+    from .compare import notes, with_method
+    from .work import Job
 
-    template = replace(with_method(make_recipe(recipe, place["compile"]), method), hold_out=hold_out)
+    asked = make_recipe(recipe, place["compile"])
+    template = replace(with_method(asked, method), hold_out=hold_out)
     space = searching.read_space(grid or [], range_ or [], template)
     if seeds < 1 or trials < 1:
         raise LabError("--seeds and --trials must be at least 1")
@@ -165,6 +168,8 @@ def sweep(
         raise LabError(f"--on is local or ray, not {on!r}")
     where = make_place(place, template, out)
     workers = how_many_jobs(jobs, where.device)
+    for note in notes(asked, [Job(template)]):
+        typer.echo(f"steppe: {note}", err=True)
 
     def run(planned: Any) -> Any:
         return do(planned, where, workers, address=address if on == "ray" else None)

@@ -43,9 +43,13 @@ def with_method(recipe: Recipe, method: str) -> Recipe:
 
 
 def notes(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
-    """What a reader of the table should know."""
-    alone = dict.fromkeys(job.name for job in jobs if job.recipe.schedule != recipe.schedule and job.role == "method")
-    return [f"{name} sets the learning rate itself: trained without the {recipe.schedule} schedule" for name in alone]
+    """What a reader of the result should know."""
+    asked = [f"the {recipe.schedule} schedule"] if recipe.schedule != "constant" else []
+    asked += ["warm-up"] if recipe.warmup else []
+    methods = [job for job in jobs if job.role == "method"]
+    kept = (recipe.schedule, recipe.warmup)
+    alone = dict.fromkeys(job.name for job in methods if (job.recipe.schedule, job.recipe.warmup) != kept)
+    return [f"{name} sets the learning rate itself: trained without {' and '.join(asked)}" for name in alone]
 
 
 def _longer(recipe: Recipe, factor: float) -> Recipe:
