@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -401,6 +402,31 @@ def test_run_resumes_collects_and_shows(tmp_path, monkeypatch):
     shown = command("show", "s0/table1", "--results", "kept", "--scale", "smoke")
     assert shown.exit_code == 0 and "ours alone, smaller scale (smoke scale)" in shown.stdout
     assert "not run: 66 more cells" in shown.stdout  # at this scale fashion/mlp-3/sgd is mnist's
+
+
+@pytest.mark.parametrize("damaged", ["", '{"format": "steppe-paper/1", "cell"', "[]", '{"format": "steppe-paper/1"}'])
+def test_a_damaged_computed_result_is_computed_again(damaged, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    smoke, into = ("--scale", "smoke", "--out", "runs"), ("--scale", "smoke", "--results", "kept")
+    assert command("run", "s1/fig3", *smoke).exit_code == 0
+    path = tmp_path / "runs" / "s1-fig3-gsam-smoke-seed0.json"
+    values = json.loads(path.read_text("utf-8"))["values"]
+    path.write_text(damaged, "utf-8")
+    said = "s1-fig3-gsam-smoke-seed0.json is not a result of the format steppe-paper/1 and does not count"
+    put = command("collect", "runs", "s1/fig3", *into)
+    assert put.exit_code == 0 and said in put.stderr and "2 runs, 2 of them new" in put.stdout
+    again = command("run", "s1/fig3", *smoke)
+    assert again.exit_code == 0 and said in again.stderr
+    assert json.loads(path.read_text("utf-8"))["values"] == values
+    assert "3 runs, 1 of them new" in command("collect", "runs", "s1/fig3", *into).stdout
+
+
+def test_figures_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    result = command("figures", str(tmp_path / "figures"), "--name", "s1/fig3")
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("steppe: drawing figures needs matplotlib: pip install matplotlib")
+    assert result.stderr.count("\n") == 1
 
 
 def test_list_and_show_say_not_run(tmp_path):

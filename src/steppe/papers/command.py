@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ..lab.errors import LabError, one_line, unknown
+from ..lab.errors import LabError, one_line, require, unknown
 from ..lab.options import GO_ON, OneLine, at_once, helpful, how_many_jobs
 
 Name = Annotated[str, typer.Argument(help="A table or figure: s0/table1. `steppe paper list` has them all.")]
@@ -226,6 +226,7 @@ def figures(
             if name not in FIGURES:
                 raise unknown("figure", name, FIGURES)
         kept = Results.read(_folder(results))
+        require("matplotlib", "matplotlib", "drawing figures")
         for name in wanted:
             path = draw(name, kept, out)
             typer.echo(f"{name}: {path or 'not run'}")

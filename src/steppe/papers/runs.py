@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..lab.errors import LabError
-from ..lab.record import environment, finite, now, only_one, read_records, whole_file
+from ..lab.record import RecordWarning, environment, finite, now, only_one, read_records, whole_file
 from ..lab.statistics import Group
 from ..lab.work import Job, News, Place, Tell, done_already, perform
 from .experiment import Cell, Experiment, differing, select, without_seed
@@ -71,7 +72,7 @@ def run(planned: Planned, place: Place, workers: int = 1, tell: Tell = lambda ne
         _perform_watched(jobs, place, watch, tell)
     for cell, seed in planned.computed:
         path = place.folder / f"{_computed_key(experiment, cell, planned.scale, seed)}.json"
-        if not path.exists():
+        if _read_computed(path) is None:
             assert experiment.compute is not None
             _write_json(path, _computed(experiment, cell, planned.scale, seed))
 
@@ -139,6 +140,21 @@ def _computed_key(experiment: Experiment, cell: Cell, scale: str, seed: int) -> 
     return f"{experiment.slug}-{cell.name.replace('/', '-')}-{scale}-seed{seed}"
 
 
+def _read_computed(path: Path) -> Kept | None:
+    """A computed record; None if there is none, with a warning if what is there is none."""
+    if not path.exists():
+        return None
+    try:
+        line = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        line = None
+    needed = {"key", "cell", "scale", "seed", "values"}
+    if isinstance(line, dict) and line.get("format") == FORMAT and needed <= set(line):
+        return line
+    warnings.warn(f"{path} is not a result of the format {FORMAT} and does not count", RecordWarning, stacklevel=2)
+    return None
+
+
 # Keeping results
 
 
@@ -165,8 +181,8 @@ def collect(folder: Path, experiment: Experiment, scale: str = "full", into: Pat
                 if _measured(kept.get(record["key"])) <= _measured(line):
                     kept[record["key"]] = line
     for file in computed:
-        line = json.loads(file.read_text("utf-8"))
-        if line["scale"] == scale:
+        line = _read_computed(file)
+        if line is not None and line["scale"] == scale:
             kept[line["key"]] = finite(line)
     if kept:
         order = {cell.name: number for number, cell in enumerate(experiment.cells)}
