@@ -438,6 +438,22 @@ def test_list_and_show_say_not_run(tmp_path):
     assert "69.40 ± 0.15" in shown and "GAM is above SGD in every column: not run" in shown
 
 
+def test_one_scale_alone_is_shown(tmp_path):
+    """Neither numbers nor words of another scale stand below a table."""
+    cells = {"adam": [0.5, 0.52, 0.51], "adam-40": [0.53, 0.54, 0.52], "sam": [0.6, 0.61, 0.64]}
+    kept(tmp_path, "extra/equal-cost", cells, "small", curvature=CURVATURE)
+    kept(tmp_path, "s0/fig6", {"T/2": [0.7, 0.71], "T/4": [0.1, 0.1]}, "small")
+
+    def shown(name: str, scale: str) -> str:
+        return command("show", name, "--results", str(tmp_path / "results"), "--scale", scale).stdout
+
+    table, unstable = "at equal cost (Holm's correction", "GAM can become unstable for large T: run at smaller scale"
+    assert table in shown("extra/equal-cost", "small") and table not in shown("extra/equal-cost", "full")
+    assert "All methods at equal cost: CNN-5 on CIFAR-10: not run at full scale" in shown("extra/equal-cost", "full")
+    assert unstable in shown("s0/fig6", "small") and unstable not in shown("s0/fig6", "full")
+    assert "s0/fig6 · Figure 6: T, batch size and ε: not run at full scale" in shown("s0/fig6", "full")
+
+
 def test_cells_without_data_are_left_out_and_named(tmp_path, monkeypatch):
     """Where some data is there, the rest of a table runs."""
     from steppe.papers import command as commands

@@ -11,7 +11,7 @@ from . import claims as known_claims
 from . import experiments, trends
 from .claims import NOT_RUN, Claim, Finding, Judged, Trend, interval_text, judge
 from .experiment import Cell, Experiment
-from .runs import Results
+from .runs import KEPT_SCALES, Results
 
 HEADER = ("cell", "method", "paper", "ours (95 % interval)", "n", "apart", "seconds a run", "verdict")
 _METRICS = {"test_accuracy": "", "best_test_accuracy": "best epoch", **OTHER_METRICS}
@@ -146,19 +146,22 @@ def print_experiment(experiment: Experiment, results: Results, scale: str | None
         table.add_row(cell, *rest)
     if shown:
         console.print(table)
-    if against := fair(experiment, results):
+    if against := fair(experiment, results, scale):
         equal = Table(*against[0], title="at equal cost (Holm's correction over the methods)", title_justify="left")
         for row in against[1:]:
             equal.add_row(*row)
         console.print(equal)
     missing = list(dict.fromkeys(line.cell.name for line in all_lines if not line.has_run))
-    if not shown and not results.scale_of(experiment):
-        console.print(f"{experiment.name} · {experiment.title}: {NOT_RUN}")
+    at = [scale] if scale else [*KEPT_SCALES]
+    if not shown and not any(results.of(experiment, cell, one).records for cell in experiment.cells for one in at):
+        where = f" at {scale} scale" if scale else ""
+        console.print(f"{experiment.name} · {experiment.title}: {NOT_RUN}{where}")
     elif run and missing:
         columns = dict.fromkeys("/".join(name.split("/")[:-1]) or name for name in missing)
         console.print(f"{NOT_RUN}: {len(missing)} more cells: {', '.join(columns)}", soft_wrap=True)
     for trend, verdict, found in findings(experiment, results):
-        console.print(f"{trend.text}: {found.words(verdict)}", soft_wrap=True)
+        if scale in (None, found.scale):
+            console.print(f"{trend.text}: {found.words(verdict)}", soft_wrap=True)
     for choice in experiment.choices:
         console.print(f"note: {choice}", soft_wrap=True)
 
@@ -243,9 +246,9 @@ def _minutes(seconds: float) -> str:
     return f": {seconds / 60:.1f} minutes" if seconds else ""
 
 
-def fair(experiment: Experiment, results: Results) -> list[tuple[str, ...]]:
+def fair(experiment: Experiment, results: Results, scale: str | None = None) -> list[tuple[str, ...]]:
     """Where a base was trained longer: every method against the base that cost as much, and its curvature."""
-    scale = results.scale_of(experiment)
+    scale = scale or results.scale_of(experiment)
     if not scale or not any(cell.role == "equal-cost" for cell in experiment.cells):
         return []
     records = [
@@ -253,6 +256,8 @@ def fair(experiment: Experiment, results: Results) -> list[tuple[str, ...]]:
         for group in results.distinct(experiment, scale)
         for record in group.records
     ]
+    if not records:
+        return []
     measures = {"λ_max": "top", "trace": "trace", "sharpness": "sharpness"}
     table = [("method", "n", "test accuracy, %", "gradients", "seconds", "minus the base at equal cost", "", *measures)]
     for row in summarise(records):
