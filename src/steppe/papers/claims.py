@@ -118,7 +118,7 @@ class Trend:
         found = self.look(experiment, results)
         if found.holds is None:
             return NOT_RUN, found
-        if found.scale != "full" or experiment.stands_in or (found.holds and found.missing):
+        if found.scale != "full" or experiment.stands_in or found.n < FEWEST or (found.holds and found.missing):
             return SMALLER, found  # one column that shows it is not yet every column
         return (REPRODUCED if found.holds else NOT_REPRODUCED), found
 
