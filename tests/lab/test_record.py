@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from steppe.lab.record import (
     finished,
     new_record,
     only_one,
+    read_checkpoint,
     read_record,
     read_records,
     to_frame,
@@ -25,6 +27,7 @@ from steppe.lab.record import (
     write_record,
     write_weights,
 )  # fmt: skip
+from steppe.lab.statistics import group_records
 
 RECIPE = Recipe(method="gam:gamma=(0.1,0.01)", model_settings={"hidden": 3})
 
@@ -110,6 +113,24 @@ def test_a_run_counts_as_finished_only_if_it_is_the_same_run(tmp_path):
     other["method"]["settings"]["T"] = 5  # what a default was when the library was older
     write_record(other, tmp_path)
     assert finished(RECIPE, tmp_path) is None
+
+
+def test_records_from_before_a_field_was_added(tmp_path):
+    """Its default is what they were trained with: they count, and belong to the same group."""
+    old = record()
+    old["recipe"] = {name: value for name, value in old["recipe"].items() if name != "clip"}
+    path = write_record(old, tmp_path)
+    found = finished(RECIPE, tmp_path)
+    assert found is not None and found["recipe"] == RECIPE.as_dict() == read_records(path)[0]["recipe"]
+    assert finished(replace(RECIPE, clip=1.0), tmp_path) is None
+    later = {**new_record(replace(RECIPE, seed=1)), "status": "done", "final": record()["final"]}
+    write_record(later, tmp_path)
+    (group,) = group_records(read_records(tmp_path))
+    assert len(group.records) == 2
+    torch.save({"record": old}, tmp_path / "run.ckpt")
+    device = torch.device("cpu")
+    assert read_checkpoint(tmp_path / "run.ckpt", record(), device) is not None
+    assert read_checkpoint(tmp_path / "run.ckpt", new_record(replace(RECIPE, clip=1.0)), device) is None
 
 
 def test_own_functions_are_known_by_their_files(tmp_path, monkeypatch):

@@ -114,6 +114,11 @@ class Recipe:
 _DEFAULTS = {f.name: f.default if f.name != "model_settings" else {} for f in fields(Recipe)}
 
 
+def filled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's fields as recorded, with those that were added since."""
+    return {**_DEFAULTS, **values}
+
+
 def _check(recipe: Recipe) -> None:
     for name, least in (("batch", 1), ("epochs", 1), ("warmup", 0), ("seed", 0)):
         value = getattr(recipe, name)

@@ -26,7 +26,7 @@ import torch
 from .. import __version__
 from .errors import LabError, one_line
 from .method_text import label_of, settings_of
-from .recipe import Recipe, is_users
+from .recipe import Recipe, filled, is_users
 
 Record: TypeAlias = "dict[str, Any]"
 FORMAT = "steppe-run/1"
@@ -164,7 +164,7 @@ def read_record(path: Path) -> Record | None:
     if problem:
         warnings.warn(f"{path} is not a record and is skipped: {problem}", RecordWarning, stacklevel=2)
         return None
-    return record
+    return {**record, "recipe": filled(record["recipe"])}
 
 
 def _problem(record: Any) -> str:
@@ -224,7 +224,8 @@ def read_checkpoint(path: Path, record: Record, device: torch.device) -> dict[st
         return None
     try:
         saved = torch.load(path, map_location=device, weights_only=True)
-        same = all(saved["record"][name] == record[name] for name in ("recipe", "method"))
+        then = saved["record"]
+        same = (filled(then["recipe"]), then["method"]) == (record["recipe"], record["method"])
         code = saved["record"].get("own_code")
     except Exception as error:
         warnings.warn(f"{path} cannot be read, starting anew: {one_line(error)}", RecordWarning, stacklevel=2)
