@@ -133,6 +133,22 @@ def test_records_from_before_a_field_was_added(tmp_path):
     assert read_checkpoint(tmp_path / "run.ckpt", new_record(replace(RECIPE, clip=1.0)), device) is None
 
 
+def test_a_full_disk_is_said_in_one_line(tmp_path):
+    resource = pytest.importorskip("resource")
+    weights = {"weight": torch.zeros(10_000)}
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))  # no file may grow beyond that
+    try:
+        said = r"run\.\w+ cannot be written; is the disk full\?"
+        with pytest.raises(LabError, match=said), whole_file(tmp_path / "run.ckpt") as beside:
+            torch.save(weights, beside)
+        with pytest.raises(LabError, match=said):
+            write_weights(weights, tmp_path, "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_own_functions_are_known_by_their_files(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "of_mine.py").write_text("def net(): ...")

@@ -122,6 +122,8 @@ def now() -> str:
 
 # Files
 
+_NOT_WRITTEN = ("inline_container", "PytorchStreamWriter", "I/O error")  # as torch and safetensors say it
+
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
@@ -131,6 +133,10 @@ def whole_file(path: Path) -> Iterator[Path]:
     try:
         yield beside
         os.replace(beside, path)
+    except Exception as error:
+        if not isinstance(error, OSError) and any(word in str(error) for word in _NOT_WRITTEN):
+            raise LabError(f"{path} cannot be written; is the disk full? ({one_line(error)})") from None
+        raise
     finally:
         beside.unlink(missing_ok=True)
 
