@@ -264,6 +264,22 @@ def test_no_record_breaks_the_page(records, metric):
     assert printed(records)
 
 
+def test_a_page_that_could_not_be_written_leaves_the_old_one_alone(tmp_path):
+    resource = pytest.importorskip("resource")
+    path = write_report(comparison(2), tmp_path / "report.html")
+    old = path.read_bytes()
+    (tmp_path / "report.html.part").write_text("another process's")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # as if the disk were full
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write_report(comparison(3), path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_bytes() == old and (tmp_path / "report.html.part").read_text() == "another process's"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["report.html", "report.html.part"]
+
+
 def test_only_our_script_may_run():
     page = report(comparison(3))
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ..record import whole_file
 from ..statistics import Row, summarise
 from . import parts, sections
 from .html import Markup, join, tag
@@ -31,10 +32,9 @@ def write_report(
 ) -> Path:
     """Write the page and return its path. `command` is how to run it all again; `title` is made up if not given."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(report(records, command=command, title=title, metric=metric, base=base), encoding="utf-8")
-    os.replace(partial, path)  # a reader never sees half a page
+    page = report(records, command=command, title=title, metric=metric, base=base)
+    with whole_file(path) as beside:  # a reader never sees half a page
+        beside.write_text(page, encoding="utf-8")
     return path
 
 
