@@ -72,6 +72,12 @@ def test_a_grid_on_held_out_data():
     assert again["final"]["test_loss"] == records[0]["final"]["test_loss"]
 
 
+def test_what_diverged_is_not_the_best():
+    assert "every run diverged: none is the best" in run("sweep", "--grid", "lr=1e30,1e35", *QUICK).stdout
+    said = run("sweep", "--grid", "lr=1e30,0.1", *QUICK).stdout
+    assert "the best, on all training data: " in said and "1e+30 --" not in said
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of optuna and what it brings
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_sampler_goes_on_where_it_stopped():

@@ -182,7 +182,10 @@ def sweep(
     else:
         records = searching.over_grid(template, space, range(seeds), run)
     show(records, out / "report.html", searching.table_of(records))
-    typer.echo(f"the best, on all training data: {command_for(searching.best(records))}")
+    if all(record["status"] == "diverged" for record in records):
+        typer.echo("every run diverged: none is the best")
+    else:
+        typer.echo(f"the best, on all training data: {command_for(searching.best(records))}")
 
 
 def report(
