@@ -13,7 +13,17 @@ import torch
 import torch.nn.functional as F
 
 from curvature.problems import digits, mlp
-from steppe.curvature import Hessian, Krylov, eigenvalues, frobenius_squared, saving, spectrum, trace
+from steppe.curvature import (
+    GaussNewton,
+    Hessian,
+    Krylov,
+    Scaled,
+    eigenvalues,
+    frobenius_squared,
+    saving,
+    spectrum,
+    trace,
+)
 
 
 class Stops(Exception):
@@ -69,7 +79,7 @@ def test_samples_go_on_bit_for_bit(all_problems, tmp_path, name):
         # Done: read from the file. Only the sketch of Hutch++ is made again.
         assert measure(Interrupted(A, 48 if name == "hutch++" else 0), seed=3, checkpoint=path).value == unbroken.value
     with pytest.raises(ValueError, match="another one"):
-        measure(A, seed=4, checkpoint=path)
+        measure(counting, seed=4, checkpoint=path)
 
 
 def test_every_measure_of_a_shared_run_goes_on_bit_for_bit(all_problems, tmp_path):
@@ -92,7 +102,8 @@ def test_every_measure_of_a_shared_run_goes_on_bit_for_bit(all_problems, tmp_pat
     # Once in the middle of the trace's samples; and once stopped over and over again, in each of the measures.
     with pytest.raises(Stops):
         measured(Interrupted(A, total - 20), tmp_path / "once")
-    assert all(torch.equal(a, b) for a, b in zip(measured(A, tmp_path / "once")[4:], unbroken[4:], strict=True))
+    resumed = measured(Interrupted(A, 10**9), tmp_path / "once")
+    assert all(torch.equal(a, b) for a, b in zip(resumed[4:], unbroken[4:], strict=True))
     run = Krylov(A, block=4, seed=1, checkpoint=tmp_path / "run.pt")
     for _ in range(100):
         try:
@@ -111,6 +122,39 @@ def test_another_net_is_not_gone_on_with(tmp_path):
     trace(Hessian(mlp(4), F.cross_entropy, data), rtol=0.1, checkpoint=tmp_path / "trace.pt")
     with pytest.raises(ValueError, match="another one"):
         trace(Hessian(mlp(4), F.cross_entropy, data), rtol=0.1, checkpoint=tmp_path / "trace.pt")
+
+
+def _without_last_layer(seed: int):
+    torch.manual_seed(seed)
+    net = mlp(4)
+    for parameter in list(net.parameters())[-2:]:
+        parameter.data.zero_()
+    return net
+
+
+@pytest.mark.parametrize("other", ["matrix", "layer", "weights", "plain matrix", "scale"])
+def test_what_has_the_same_size_and_loss_is_not_gone_on_with(tmp_path, other):
+    data, net = digits(20, side=4), _without_last_layer(0)
+    H = Hessian(net, F.cross_entropy, data)
+    square = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16)
+    ).double()
+    layers = Hessian(square, F.cross_entropy, data)
+    A, ones = torch.diag(torch.arange(1.0, 101)).double(), torch.ones(100, dtype=torch.float64)
+    saved, given = {
+        "matrix": (H, GaussNewton(H.objective)),
+        "layer": (layers.restricted("1.*"), layers.restricted("3.*")),
+        "weights": (H, Hessian(_without_last_layer(1), F.cross_entropy, data)),
+        "plain matrix": (A, -A),
+        "scale": (Scaled(A, ones), Scaled(A, 2 * ones)),
+    }[other]
+    assert saved.shape == given.shape
+    for measure in (eigenvalues, trace):
+        path = tmp_path / f"{measure.__name__}.pt"
+        measure(saved, rtol=0.1, checkpoint=path)
+        measure(saved, rtol=0.1, checkpoint=path)
+        with pytest.raises(ValueError, match="another one"):
+            measure(given, rtol=0.1, checkpoint=path)
 
 
 SCRIPT = """

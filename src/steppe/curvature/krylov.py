@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from .saving import Checkpoint, loss_of
+from .saving import Checkpoint, mark_of
 
 Which: TypeAlias = Literal["top", "bottom", "magnitude"]
 _BESIDES = 2  # Ritz vectors that a restart keeps besides the wanted ones: those next to them decide how fast it goes
@@ -294,8 +294,8 @@ class Krylov:
         self.notes, self._wanted = state["notes"], state.get("wanted", self._wanted)
 
     def _identity(self) -> dict[str, Any]:
-        loss, limits = loss_of(self.operator), {"block": self.block, "max_basis": self.max_basis}
-        return {"size": self.size, "seed": self.seed, "loss": loss, **limits}
+        limits = {"block": self.block, "max_basis": self.max_basis}
+        return {"size": self.size, "seed": self.seed, "operator": mark_of(self.operator), **limits}
 
     def save(self) -> None:
         """Save the run to its checkpoint, if it has one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 SAVE_EVERY = 60.0  # seconds between two savings of a long run
 
@@ -54,7 +57,20 @@ class Checkpoint:
         self._saved_at = time.monotonic()
 
 
-def loss_of(operator: Any) -> str | None:
-    """Tells other weights and other data apart: the loss, in the digits that every machine agrees on."""
-    objective = getattr(operator, "objective", None)
-    return None if objective is None else f"{float(objective.loss()):.5g}"
+def mark_of(operator: Any) -> str | None:
+    """Tells other weights, other data and other matrices apart. None of an operator that is only known by products."""
+    kind, objective = type(operator).__name__, getattr(operator, "objective", None)
+    if objective is not None:  # the loss in the digits that every machine agrees on, the weights in all of theirs
+        weights = _digest(objective.flat(objective.weights()))
+        names = hashlib.sha256(", ".join(objective.names).encode()).hexdigest()[:8]
+        return f"{kind} of {names}, weights {weights}, loss {float(objective.loss()):.5g}"
+    if isinstance(operator, Tensor):
+        return f"{kind} {_digest(operator)}"
+    if isinstance(scale := getattr(operator, "scale", None), Tensor):
+        return f"{kind} by {_digest(scale)} of {mark_of(operator.operator)}"
+    return None
+
+
+def _digest(tensor: Tensor) -> str:
+    tensor = tensor.detach().cpu().contiguous()
+    return hashlib.sha256(ctypes.string_at(tensor.data_ptr(), tensor.nbytes)).hexdigest()[:8]

@@ -29,7 +29,7 @@ from torch import Tensor
 from .krylov import Krylov, random_signs
 from .progress import Progress
 from .results import Estimate, mean_and_error
-from .saving import Checkpoint, loss_of
+from .saving import Checkpoint, mark_of
 
 TraceMethod: TypeAlias = Literal["krylov", "hutchinson", "hutch++", "xtrace"]
 FrobeniusMethod: TypeAlias = Literal["krylov", "hutchinson"]
@@ -120,7 +120,7 @@ class _Limits(NamedTuple):
 
     def identity(self, operator: Any) -> dict[str, Any]:
         """What must agree for saved samples to be these."""
-        return {**self._asdict(), "size": int(operator.shape[0]), "loss": loss_of(operator)}
+        return {**self._asdict(), "size": int(operator.shape[0]), "operator": mark_of(operator)}
 
 
 class _Probing:
