@@ -77,6 +77,38 @@ def test_an_iterator_too_large_to_keep_is_refused(model):
         Objective(model, F.cross_entropy, iter(ragged(digits(50, side=4), 30, 20)), cache_bytes=10).loss()
 
 
+class OnceDifferentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.tanh()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, slope):
+        return slope * (1 - ctx.saved_tensors[0].tanh() ** 2)
+
+
+class OnlyDifferences(nn.Module):
+    """No second derivative: products are central differences, after two other ways have failed on the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(16, 5).double(), nn.Linear(5, 10).double()
+
+    def forward(self, x):
+        return self.last(OnceDifferentiable.apply(self.first(x.flatten(1))))
+
+
+def test_an_iterator_is_whole_after_a_pass_that_failed():
+    net, batches = OnlyDifferences(), ragged(digits(50, side=4), 10, 10, 10, 10, 10)
+    H, listed = (Hessian(net, F.cross_entropy, data) for data in (iter(batches), batches))
+    v = torch.ones(H.shape[0], dtype=torch.float64)
+    assert torch.equal(H @ v, listed @ v)
+    assert float(H.objective.loss()) == pytest.approx(expected_loss(net), rel=1e-12)
+
+
 def test_a_sample_is_the_first_of_a_pass(model):
     objective = Objective(model, F.cross_entropy, loader(), samples=20)
     assert float(objective.loss()) == pytest.approx(expected_loss(model, 20), rel=1e-12)

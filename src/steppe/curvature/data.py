@@ -39,9 +39,11 @@ class Data:
         return list(found.values())
 
     def __iter__(self) -> Iterator[Any]:
-        if self._kept is not None:
-            yield from self._kept
-            return
+        if self._kept is None and isinstance(self._source, Iterator):
+            self._kept = list(self._read())  # it can be read only once, and a pass may end early
+        yield from self._read() if self._kept is None else self._kept
+
+    def _read(self) -> Iterator[Any]:
         kept: list[Any] | None = []
         used = seen = 0
         for batch in self._source:
@@ -61,7 +63,7 @@ class Data:
                 kept.append(batch)
             elif kept is not None:
                 kept = None
-                if iter(self._source) is self._source:
+                if isinstance(self._source, Iterator):
                     raise TypeError("data can be read only once and is too large to keep: pass a list or a DataLoader")
             yield batch
         if kept is not None:
