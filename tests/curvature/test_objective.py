@@ -54,6 +54,30 @@ def test_the_loss_is_the_mean_over_all_samples(model, data, request):
         assert float(objective.loss()) == pytest.approx(expected_loss(model), rel=1e-12)
 
 
+@pytest.mark.parametrize("place", ["loader", "sampler", "batch sampler", "in the batch sampler"])
+def test_a_loaders_own_generator_is_rewound_and_left_where_it_was(model, place):
+    dataset, own = torch.utils.data.TensorDataset(*digits(50, side=4)), torch.Generator().manual_seed(5)
+    drawn = torch.utils.data.RandomSampler(dataset, generator=own)
+
+    class Blocks:
+        generator = own
+
+        def __iter__(self):
+            yield from torch.randperm(50, generator=self.generator).split(16)
+
+    options = {
+        "loader": {"batch_size": 16, "shuffle": True, "generator": own},
+        "sampler": {"batch_size": 16, "sampler": drawn},
+        "batch sampler": {"batch_sampler": Blocks()},
+        "in the batch sampler": {"batch_sampler": torch.utils.data.BatchSampler(drawn, 16, drop_last=False)},
+    }[place]
+    before = own.get_state()
+    data = torch.utils.data.DataLoader(dataset, **options)
+    some = Objective(model, F.cross_entropy, data, samples=20, cache_bytes=0)
+    assert some.loss() == some.loss()
+    assert torch.equal(own.get_state(), before)
+
+
 def test_streaming_gives_the_same_and_reads_every_time(model):
     reads = []
 

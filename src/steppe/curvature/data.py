@@ -34,7 +34,8 @@ class Data:
 
     def generators(self) -> list[torch.Generator]:
         """The loader's own generators: a pass over the data must not move them on."""
-        owners = (self._source, getattr(self._source, "sampler", None))
+        batches = getattr(self._source, "batch_sampler", None)
+        owners = (self._source, getattr(self._source, "sampler", None), batches, getattr(batches, "sampler", None))
         found = {id(g): g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)}
         return list(found.values())
 
