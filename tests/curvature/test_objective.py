@@ -133,6 +133,16 @@ def test_an_iterator_is_whole_after_a_pass_that_failed():
     assert float(H.objective.loss()) == pytest.approx(expected_loss(net), rel=1e-12)
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_first_order_flatness_needs_no_second_derivative(adaptive):
+    net, data = OnlyDifferences(), digits(50, side=4)
+    smooth = nn.Sequential(nn.Flatten(), net.first, nn.Tanh(), net.last)
+    found, expected = (
+        first_order(Objective(each, F.cross_entropy, data), rho=0.05, adaptive=adaptive) for each in (net, smooth)
+    )
+    assert found.value == pytest.approx(expected.value, rel=1e-6)
+
+
 def test_a_sample_is_the_first_of_a_pass(model):
     objective = Objective(model, F.cross_entropy, loader(), samples=20)
     assert float(objective.loss()) == pytest.approx(expected_loss(model, 20), rel=1e-12)

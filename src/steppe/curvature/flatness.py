@@ -28,7 +28,7 @@ from ..methods.gam import transformation
 from ..vector import TINY, Vector, unit
 from .eigen import eigenvalues
 from .objective import Objective
-from .operator import Hessian, Scaled
+from .operator import Hessian, Scaled, Way
 from .progress import Progress
 
 
@@ -94,7 +94,7 @@ def zeroth_order(
         return float(loss) - here, gradient
 
     scale = _scale(objective, adaptive, eta)
-    return _maximise(objective, rho, scale, climb, cost=1, power=lambda value: 2 * value / rho**2, **options)
+    return _maximise(Hessian(objective), rho, scale, climb, cost=1, power=lambda value: 2 * value / rho**2, **options)
 
 
 def first_order(
@@ -105,19 +105,20 @@ def first_order(
     Never below R⁽⁰⁾. Adaptive: the slope too is measured in the ball's coordinates, ‖T⊙∇L‖. Options: `zeroth_order`'s.
     """
     _check_rho(rho)
-    scale = _scale(objective, adaptive, eta)
+    scale, here = _scale(objective, adaptive, eta), Hessian(objective)
 
     def climb(offset: Vector) -> tuple[float, Vector]:
         there = objective.at(offset)
+        way: Way = "fresh" if here.way == "auto" else here.way  # one that works: the search for starts has tried
         gradient = _stretched(there.gradient()[1], scale)
         norm = gradient.norm()
-        return rho * float(norm), rho * (Hessian(there, way="fresh") @ _stretched(gradient, scale)) / (norm + TINY)
+        return rho * float(norm), rho * (Hessian(there, way=way) @ _stretched(gradient, scale)) / (norm + TINY)
 
-    return _maximise(objective, rho, scale, climb, cost=3, power=lambda value: value / rho**2, **options)
+    return _maximise(here, rho, scale, climb, cost=3, power=lambda value: value / rho**2, **options)
 
 
 def _maximise(
-    objective: Objective,
+    operator: Hessian,
     rho: float,
     scale: Vector | None,
     climb: Callable[[Vector], tuple[float, Vector]],
@@ -131,7 +132,7 @@ def _maximise(
 ) -> Flatness:
     """Climb from every start. `climb` gives a value and its slope at an offset; `cost` is its price in gradients."""
     begun = time.monotonic()
-    starts, spent = _starts(objective, rho, scale, restarts, seed)
+    starts, spent = _starts(operator, rho, scale, restarts, seed)
     found: dict[str, float] = {}
     best: tuple[float, Vector] | None = None
     with Progress("flatness", progress) as bar:
@@ -149,13 +150,13 @@ def _maximise(
 
 
 def _starts(
-    objective: Objective, rho: float, scale: Vector | None, restarts: int, seed: int
+    operator: Hessian, rho: float, scale: Vector | None, restarts: int, seed: int
 ) -> tuple[dict[str, Vector], int]:
     """Where to climb from, in the coordinates s: up the gradient, both ends of the top eigenvector, random."""
-    operator: Any = Hessian(objective)
-    if scale is not None:
-        operator = Scaled(operator, objective.flat(scale))
-    top = eigenvalues(operator, rtol=1e-2, max_matvecs=40, seed=seed, progress=False)
+    objective = operator.objective
+    stretched = operator if scale is None else Scaled(operator, objective.flat(scale))
+    top = eigenvalues(stretched, rtol=1e-2, max_matvecs=40, seed=seed, progress=False)
+    operator.forget()  # no product is taken here any more
     vector = rho * objective.vector(top.vectors[:, 0])
     uphill = rho * unit(_stretched(objective.gradient()[1], scale))
     starts = {"gradient": uphill, "top eigenvector": vector, "top eigenvector, other way": -vector}
