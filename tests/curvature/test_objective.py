@@ -101,6 +101,22 @@ def test_an_iterator_too_large_to_keep_is_refused(model):
         Objective(model, F.cross_entropy, iter(ragged(digits(50, side=4), 30, 20)), cache_bytes=10).loss()
 
 
+def test_a_restriction_stays_inside_what_is_measured():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, 2)).double()
+    net[0].bias.requires_grad_(False)
+    data = torch.ones(4, 3, dtype=torch.float64), torch.arange(4) % 2
+    H = Hessian(net, F.cross_entropy, data)
+    whole, first = H.dense(), slice(0, 12)
+    assert H.objective.names == ["0.weight", "2.weight", "2.bias", "4.weight", "4.bias"]
+    assert torch.allclose(H.restricted(net[0]).dense(), whole[first, first], rtol=1e-12, atol=1e-15)
+    assert torch.allclose(H.restricted("0.*").dense(), whole[first, first], rtol=1e-12, atol=1e-15)
+    some = Hessian(net, F.cross_entropy, data, params=["0.*", "2.*"])
+    assert some.restricted("*.weight").objective.names == ["0.weight", "2.weight"]
+    assert some.restricted(lambda name, p: p.dim() == 1).objective.names == ["0.bias", "2.bias"]
+    with pytest.raises(ValueError, match="selection is empty"):
+        some.restricted("4.*")
+
+
 class OnceDifferentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

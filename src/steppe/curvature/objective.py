@@ -131,9 +131,9 @@ class Objective:
         return there
 
     def restricted(self, params: Selection) -> Objective:
-        """The same loss as a function of fewer parameters."""
+        """The same loss as a function of fewer parameters: those of the measured ones that are selected."""
         fewer = copy.copy(self)
-        selected = _select(self.model, params)
+        selected = {name: p for name, p in _select(self.model, params).items() if name in self.names}
         _check_measurable(selected)
         fewer.names, fewer._originals = list(selected), list(selected.values())
         if self._moved is not None:
