@@ -97,6 +97,19 @@ def test_a_single_weight_has_no_plane():
         plane(objective, points=3)
 
 
+@pytest.mark.parametrize("slice", [line, plane])
+@pytest.mark.parametrize("which", ["biases", "zero weights"])
+def test_a_direction_without_any_size_is_refused(slice, which):
+    model = mlp(4).double()
+    if which == "zero weights":
+        for p in model.parameters():
+            p.data.zero_()
+    objective = Objective(model, F.cross_entropy, digits(10, side=4), params="*.bias" if which == "biases" else None)
+    with pytest.raises(ValueError, match="leaves no direction"):
+        slice(objective, points=3)
+    assert float(random_direction(objective, normalise="none").norm()) > 0
+
+
 def test_grids_are_symmetric_and_contain_zero():
     steps = grid(0.7, 11)
     assert torch.equal(steps, -steps.flip(0)) and float(steps[5]) == 0.0 and float(steps[-1]) == 0.7

@@ -58,7 +58,8 @@ def random_direction(
     With ``"filter"`` and ``"layer"`` normalisation, biases and normalisation layers (parameters of one dimension) are
     left alone: a small step in them would dwarf everything else. Orthogonality is made inside each filter, so that
     it survives the normalisation. A filter of one weight has no second direction and is left alone too; if that leaves
-    nothing, orthogonality is made inside each layer, and at last over the whole model.
+    nothing, orthogonality is made inside each layer, and at last over the whole model. Where nothing has a size to give
+    to a direction (only biases are measured, or all weights are zero) there is none, which is an error.
     """
     if normalise not in ("filter", "layer", "model", "none"):
         raise ValueError(f'normalise must be "filter", "layer", "model" or "none", not {normalise!r}')
@@ -87,6 +88,11 @@ def random_direction(
         return random_direction(objective, normalise=coarser, orthogonal_to=orthogonal_to, seed=seed)
     if normalise == "model":
         direction = direction * (objective.weights_vector().norm() / direction.norm())
+    if not float(direction.norm()):
+        raise ValueError(
+            f"{normalise} normalisation leaves no direction: only biases and weights of zero are measured; "
+            'draw one with normalise="none", or take an eigenvector'
+        )
     return direction
 
 
