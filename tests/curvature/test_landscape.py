@@ -204,6 +204,21 @@ def test_the_trajectory_lies_in_its_plane():
         along_trajectory(objective, [{}, {}])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_straight_path_has_a_plane_as_high_as_it_is_wide(dtype, count):
+    torch.manual_seed(0)
+    model = mlp(4).to(dtype)
+    objective = Objective(model, F.cross_entropy, digits(10, side=4))
+    end = objective.flat(objective.weights_vector())
+    way = torch.randn(len(end)).to(end)
+    found = along_trajectory(objective, [end + k * way for k in reversed(range(count))], points=5)
+    length = float((count - 1) * way.norm())
+    assert float(found.across[-1]) == pytest.approx(1.25 * length, rel=1e-5)
+    assert torch.equal(found.up, found.across)
+    assert float(found.losses[2, 2]) == pytest.approx(float(objective.loss()), rel=1e-6)
+
+
 def test_figures_are_written(tmp_path, objective):
     values = torch.linspace(0, 5, 50, dtype=torch.float64)
     shown = Plane(grid(1, 5), grid(1, 5), torch.rand(5, 5).double() + 0.1, path=torch.zeros(3, 2))

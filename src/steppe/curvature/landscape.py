@@ -165,10 +165,10 @@ def along_trajectory(
     shares = [*(singular.square() / total)[:2].tolist(), 0.0]
     basis = axes[:2] if len(axes) > 1 else torch.cat([axes, torch.zeros_like(axes)])
     path = rows @ basis.T
-    grids = []
-    for k in range(2):
-        reach = float(path[:, k].abs().max()) * (1 + margin) or 1.0
-        grids.append(grid(reach, points))
+    reaches = (path.abs().amax(0) * (1 + margin)).tolist()
+    longest = max(reaches) or 1.0
+    # A straight path has no second axis but rounding errors: the grid is then as high as it is wide.
+    grids = [grid(reach if reach > 1e-6 * longest else longest, points) for reach in reaches]
     first, second = (objective.vector(b.to(here)) for b in basis)
     names = (f"first axis of the path ({shares[0]:.0%})", f"second axis ({shares[1]:.0%})")
     found = _plane(objective, (first, second), grids[0], grids[1], names, progress)
