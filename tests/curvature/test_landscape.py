@@ -219,6 +219,26 @@ def test_a_straight_path_has_a_plane_as_high_as_it_is_wide(dtype, count):
     assert float(found.losses[2, 2]) == pytest.approx(float(objective.loss()), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("losses", "label", "low", "high"),
+    [
+        ([1.0, 10.0, 1000.0], "log₁₀ loss", 0.0, 3.0),
+        ([0.0, 10.0, 1000.0], "log₁₀ loss", 1.0, 3.0),
+        ([-2.0, 0.0, 3.0], "loss", -2.0, 3.0),
+        ([-2.0, float("nan"), 3.0], "loss", -2.0, 3.0),
+    ],
+    ids=["positive", "zero", "negative", "gap"],
+)
+def test_contours_are_logarithmic_where_there_are_logarithms(losses, label, low, high):
+    steps = grid(1, 3)
+    figure = figures.contour_figure(Plane(steps, steps, torch.tensor(losses, dtype=torch.float64).repeat(3, 1)))
+    axes, bar = figure.axes
+    assert bar.get_ylabel() == label
+    spacing = (high - low) / 10
+    drawn = axes.collections[0].get_clim()
+    assert low - spacing <= drawn[0] <= low + spacing and high - spacing <= drawn[1] <= high + spacing
+
+
 def test_figures_are_written(tmp_path, objective):
     values = torch.linspace(0, 5, 50, dtype=torch.float64)
     shown = Plane(grid(1, 5), grid(1, 5), torch.rand(5, 5).double() + 0.1, path=torch.zeros(3, 2))

@@ -111,16 +111,21 @@ def line_figure(slice: Line) -> Figure:
 
 
 def contour_figure(plane: Plane) -> Figure:
-    """Loss on a plane as contours, evenly spaced in the logarithm; the optimizer's path on it if there is one."""
+    """Loss on a plane as contours, evenly spaced in the logarithm; the optimizer's path on it if there is one.
+
+    A loss of zero is drawn as the smallest one above it. Where some are negative, contours are even in the loss.
+    """
     figure, axes = _blank(*plane.axes)
-    shown = plane.losses.clamp_min(torch.finfo(torch.float64).tiny).log10()
-    shown[~plane.losses.isfinite()] = torch.nan
+    shown, label = torch.where(plane.losses.isfinite(), plane.losses, torch.nan), "loss"
+    positive = shown[shown > 0]
+    if len(positive) and not bool((shown < 0).any()):
+        shown, label = shown.clamp_min(positive.min()).log10(), "log₁₀ loss"
     axes.set_facecolor("0.85")  # shows where there is no number
     filled = axes.contourf(plane.across, plane.up, shown, levels=24, cmap="viridis")
     axes.contour(
         plane.across, plane.up, shown, levels=24, colors="white", linestyles="solid", linewidths=0.3, alpha=0.6
     )
-    figure.colorbar(filled, ax=axes, label="log₁₀ loss", format="%.2g")
+    figure.colorbar(filled, ax=axes, label=label, format="%.2g")
     if len(plane.path):
         axes.plot(plane.path[:, 0], plane.path[:, 1], color="white", linewidth=1.2, marker="o", markersize=2.5)
     axes.plot(0, 0, "*", color="#E69F00", markersize=11, markeredgecolor="white")
