@@ -436,6 +436,24 @@ def test_a_complete_run_gives_every_eigenvalue_weight_one(all_problems):
     assert found.moment(3).value == pytest.approx(float(torch.linalg.matrix_power(A, 3).trace() / len(A)), rel=1e-9)
 
 
+def test_a_zero_matrix_has_as_many_eigenvalues_as_rows():
+    found = spectrum(torch.zeros(300, 300, dtype=torch.float64))
+    ones = found.total(torch.ones_like)
+    assert ones.value == pytest.approx(300, rel=1e-12)
+    assert float(found.total(torch.exp).value) == pytest.approx(300, rel=1e-12)
+    assert (found.log_det().counts == 0).all()
+
+
+@pytest.mark.parametrize("size", [3.0, -2e-4, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_density_of_equal_eigenvalues_integrates_to_one(size, dtype):
+    Q = torch.linalg.qr(torch.randn(300, 300, generator=torch.Generator().manual_seed(0), dtype=dtype))[0]
+    grid, density, _ = spectrum(size * (Q @ Q.T)).density()  # equal but for rounding errors
+    width = abs(size) / 100 or 1.0
+    assert float(torch.trapezoid(density, grid)) == pytest.approx(1, abs=1e-3)
+    assert float(grid[-1] - grid[0]) == pytest.approx(8 * width, rel=1e-2)
+
+
 def test_the_density_integrates_to_one_and_peaks_at_eigenvalues():
     A = symmetric(torch.cat([torch.full((99,), 1.0), torch.tensor([3.0])]).double())
     grid, density, error = spectrum(A).density(grid=2001, width=0.02)

@@ -76,12 +76,19 @@ class Spectrum:
         """The mean of λ^power over all eigenvalues."""
         return self.total(lambda values: values**power / self.size)
 
+    @property
+    def width(self) -> float:
+        """A hundredth of the range, or of the size where all eigenvalues are equal: what densities are smoothed by."""
+        low, high = float(self.nodes.min()), float(self.nodes.max())
+        size = max(abs(low), abs(high))
+        span = high - low if high - low > 1e-5 * size else size  # rounding errors are no range
+        return span / 100
+
     def density(self, grid: Tensor | int = 400, width: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """The density on a grid, smoothed by a Gaussian of a width, and its standard error: three tensors."""
-        low, high = float(self.nodes.min()), float(self.nodes.max())
-        span = (high - low) or max(abs(high), 1.0)
-        width = width or span / 100
+        width = width or self.width or 1.0
         if not isinstance(grid, Tensor):
+            low, high = float(self.nodes.min()), float(self.nodes.max())
             grid = torch.linspace(low - 4 * width, high + 4 * width, grid, dtype=torch.float64)
         distances = (grid.unsqueeze(1) - self.nodes.unsqueeze(0)) / width
         kernel = torch.exp(-distances.square() / 2) / (width * math.sqrt(2 * math.pi))
@@ -177,4 +184,5 @@ def _eigenvectors(values: Tensor, residuals: Tensor) -> Tensor:
         return torch.zeros(1, dtype=torch.bool)
     gaps = (values.unsqueeze(1) - values.unsqueeze(0)).abs() - residuals.unsqueeze(0)
     gaps.fill_diagonal_(torch.inf)
-    return residuals <= _EIGENVECTOR * gaps.min(dim=1).values
+    gap = gaps.min(dim=1).values
+    return (gap > 0) & (residuals <= _EIGENVECTOR * gap)  # a zero matrix has residuals of zero, and no gaps

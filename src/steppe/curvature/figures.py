@@ -32,7 +32,7 @@ def density_figure(spectra: Spectrum | Mapping[str, Spectrum], width: float | No
     """Spectral density on a log axis, with a band of one standard error; outliers as ticks."""
     figure, axes = _blank("eigenvalue", "density")
     named = _named(spectra)
-    width = width or max(float(one.nodes.max() - one.nodes.min()) for one in named.values()) / 100 or 1.0
+    width = width or max(one.width for one in named.values()) or 1.0
     lowest, highest = float("inf"), 0.0
     for colour, (name, one) in zip(_cycle(), named.items(), strict=False):
         grid, density, error = one.density(width=width)
