@@ -26,6 +26,7 @@ MODULE = """
 import torch
 from curvature.problems import digits, mlp
 def model(): return mlp(4).double()
+def averaged(): return torch.optim.swa_utils.AveragedModel(model())
 def data(): return digits(30, side=4)
 def broken(): raise RuntimeError("the disc is full")
 def wrong(): return 3
@@ -236,6 +237,24 @@ def test_checkpoints_of_one_name_have_pictures_of_their_own(run, tmp_path):
     assert result.exit_code == 0, result.output
     names = {path.name for path in (tmp_path / "landscape").glob("*.svg")}
     assert names == {f"end.pt-{i}-{kind}.svg" for i in (1, 2) for kind in ("contour", "surface")}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "model"),
+    [("module._orig_mod.", "model"), ("_orig_mod.module.", "model"), ("_orig_mod.", "averaged"), ("", "averaged")],
+)
+def test_checkpoints_of_wrapped_models_are_read(run, tmp_path, prefix, model):
+    inner = torch.load("start.pt")
+    state = {"n_averaged": torch.tensor(3), **{"module." + k: v for k, v in inner.items()}}
+    state = inner if model == "model" else state
+    torch.save({prefix + k: v for k, v in state.items()}, "wrapped.pt")
+    arguments = ("--model", f"a_project:{model}", "--data", "a_project:data", "--what", "eigenvalues", "--top", "1")
+    assert (result := run("measure", "wrapped.pt", *arguments)).exit_code == 0, result.output
+    plain = mlp(4).double()
+    plain.load_state_dict(inner)
+    truth = torch.linalg.eigvalsh(Hessian(plain, F.cross_entropy, digits(30, side=4)).dense())[-1]
+    written = json.loads((tmp_path / "curvature" / "curvature.json").read_text())["measures"]["wrapped"]
+    assert written["λ1"]["value"] == pytest.approx(float(truth), rel=1e-3)
 
 
 @pytest.mark.parametrize(

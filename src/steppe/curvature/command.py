@@ -251,8 +251,9 @@ def _load_weights(model: nn.Module, path: Path) -> None:
             state = state[key]
     if not isinstance(state, dict):
         raise CommandError(f"{path} holds no state dict")
-    for prefix in ("module.", "_orig_mod."):
-        state = {str(key).removeprefix(prefix): value for key, value in state.items()}
+    for prefix in ("module.", "_orig_mod.", "module."):  # DDP around torch.compile, or the other way round
+        if not any(key.startswith(prefix) for key in model.state_dict()):  # as AveragedModel's keys do
+            state = {str(key).removeprefix(prefix): value for key, value in state.items()}
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
