@@ -31,6 +31,9 @@ def data(): return digits(30, side=4)
 def broken(): raise RuntimeError("the disc is full")
 def wrong(): return 3
 def misfit(): return torch.zeros(3, 7, dtype=torch.float64), torch.zeros(3, dtype=torch.int64)
+def of_logits(output, target): return torch.nn.functional.cross_entropy(output.logits, target)
+def seven(output, target): assert output.shape[1] == 7
+def table(output, target): return {}["loss"]
 def ascent(output, target): return -torch.nn.functional.cross_entropy(output, target)
 """
 
@@ -279,9 +282,13 @@ def test_checkpoints_of_wrapped_models_are_read(run, tmp_path, prefix, model):
         (("measure", "end.pt", *COMMON, "--rtol", "0"), "rtol must be positive"),
         (("measure", "end.pt", *COMMON, "--rtol", "nan"), "--rtol must be positive"),
         (("measure", "end.pt", *COMMON, "--max-matvecs", "0"), "--max-matvecs must be positive"),
+        (("measure", "end.pt", *COMMON, "--max-matvecs", "100"), "--max-matvecs must be at least 168"),
         (("measure", "end.pt", *COMMON, "--what", "flatness", "--rho", "-1"), "rho must be positive"),
         (("measure", "end.pt", *COMMON, "--loss", "mse"), "--model, --data and --loss do not fit together"),
         (("measure", "end.pt", "--model", "a_project:model", "--data", "a_project:misfit"), "do not fit together"),
+        (("measure", "end.pt", *COMMON, "--loss", "a_project:of_logits"), "fit together: AttributeError"),
+        (("measure", "end.pt", *COMMON, "--loss", "a_project:seven"), "fit together: AssertionError"),
+        (("landscape", "end.pt", *COMMON, "--loss", "a_project:table"), "fit together: KeyError: 'loss'"),
         (("measure", "end.pt", "--model", "unreadable:model", "--data", "a_project:data"), "cannot import unreadable"),
         (("measure", "end.pt", *COMMON, "--what", "trace", "--out", "text.pt"), "text.pt"),
         (("landscape", "end.pt", *COMMON, "--points", "3", "--out", "text.pt"), "text.pt"),

@@ -27,7 +27,7 @@ from .objective import Objective
 from .operator import Hessian
 from .results import Estimate, as_json, difference
 from .resuming import Partial, digest
-from .trace import frobenius_squared, trace
+from .trace import FEWEST_PRODUCTS, frobenius_squared, trace
 
 if TYPE_CHECKING:
     import typer
@@ -87,6 +87,8 @@ def register(app: typer.Typer) -> None:
             for option, value in (("--rtol", rtol), ("--rho", rho), ("--top", top), ("--max-matvecs", max_matvecs)):
                 if not (math.isfinite(value) and value > 0):
                     raise CommandError(f"{option} must be positive, not {value}")
+            if max_matvecs < FEWEST_PRODUCTS and {"trace", "frobenius"} & set(wanted):  # before hours of others
+                raise CommandError(f"--max-matvecs must be at least {FEWEST_PRODUCTS} for trace and frobenius")
             found, drawn, partials = {}, {}, []
             for path, (name, objective) in zip(
                 checkpoints,
@@ -209,8 +211,9 @@ def _objectives(
         objective = Objective(net, loss_fn, batches, **options)
         try:
             objective.loss()
-        except (RuntimeError, IndexError) as error:
-            said = str(error).splitlines()[0]
+        except (RuntimeError, LookupError, AttributeError, AssertionError) as error:
+            said = (str(error).splitlines() or [""])[0]
+            said = said if isinstance(error, (RuntimeError, IndexError)) else f"{type(error).__name__}: {said}"
             raise CommandError(f"--model, --data and --loss do not fit together: {said}") from None
         yield name, objective
 
