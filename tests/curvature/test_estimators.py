@@ -436,6 +436,20 @@ def test_a_complete_run_gives_every_eigenvalue_weight_one(all_problems):
     assert found.moment(3).value == pytest.approx(float(torch.linalg.matrix_power(A, 3).trace() / len(A)), rel=1e-9)
 
 
+@pytest.mark.parametrize("measure", [eigenvalues, spectrum, trace, frobenius_squared, lambda run: run.extend(8)])
+def test_a_run_belongs_to_its_weights(measure):
+    torch.manual_seed(0)
+    model = mlp(4).double()
+    run = Krylov(Hessian(model, F.cross_entropy, digits(20, side=4)), block=2)
+    run.extend(4)
+    before = {name: w.clone() for name, w in model.state_dict().items()}
+    model[1].bias.data[0] += 1e-3
+    with pytest.raises(ValueError, match="weights have changed"):
+        measure(run)
+    model.load_state_dict(before)
+    measure(run)
+
+
 def test_a_zero_matrix_has_as_many_eigenvalues_as_rows():
     found = spectrum(torch.zeros(300, 300, dtype=torch.float64))
     ones = found.total(torch.ones_like)

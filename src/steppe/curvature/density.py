@@ -154,6 +154,7 @@ def spectrum(
     if not isinstance(operator, Krylov) and probes < 2:
         raise ValueError(f"probes must be at least 2, for an error bar, got {probes}")
     run = operator if isinstance(operator, Krylov) else Krylov(operator, block=probes, seed=seed, checkpoint=checkpoint)
+    run.require_same_weights()
     begun, goal = time.monotonic(), min(dimension, run.size)
     key = f"spectrum, {goal}"
     spent = run.notes.setdefault(key, run.matvecs)  # saved with the run: a resumed one counts from there

@@ -80,6 +80,7 @@ def eigenvalues(
         raise ValueError(f"rtol must be positive, got {rtol}")
     if isinstance(operator, Krylov):
         run = operator
+        run.require_same_weights()
     else:
         options = {"block": block, "start": start, "seed": seed, "max_basis": max_basis, "checkpoint": checkpoint}
         run = Krylov(operator, **options)

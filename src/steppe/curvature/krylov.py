@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from .saving import Checkpoint, mark_of
+from .saving import Checkpoint, mark_of, weights_of
 
 Which: TypeAlias = Literal["top", "bottom", "magnitude"]
 _BESIDES = 2  # Ritz vectors that a restart keeps besides the wanted ones: those next to them decide how fast it goes
@@ -58,7 +58,7 @@ class Ritz(NamedTuple):
 
 
 class Krylov:
-    """A block Lanczos run on an operator.
+    """A block Lanczos run on an operator. It belongs to the weights that it began with: others need a run of their own.
 
     Args:
         operator: Anything symmetric with `shape` and `@` (on n by k tensors).
@@ -108,6 +108,7 @@ class Krylov:
         self.coupling = torch.zeros(len(self._next), 0, dtype=torch.float64)  # AQ = QT + next·coupling
         self.notes: dict[str, Any] = {}  # where the measures that use this run have come to: saved with it
         self.saves_itself = True  # now and then, after a step
+        self._weights = weights_of(operator)
         self._checkpoint = Checkpoint(checkpoint, self._identity)
         if state := self._checkpoint.load():
             self.load_state_dict(state)
@@ -142,8 +143,14 @@ class Krylov:
         """Whether there is no room for another block: the next step restarts."""
         return self._used > 0 and self._used + len(self._next) > self.max_basis and self.max_basis < self.size
 
+    def require_same_weights(self) -> None:
+        """Refuse to go on where the model was trained on: the basis belongs to other weights."""
+        if weights_of(self.operator) != self._weights:
+            raise ValueError("the weights have changed since this Krylov run began: make a new run for the new ones")
+
     def extend(self, dimension: int) -> None:
         """Grow the basis to a dimension (or to the whole space), as far as it can without a restart."""
+        self.require_same_weights()
         while self._used < min(dimension, self.size) and not self.full:
             self.step()
         self.save()

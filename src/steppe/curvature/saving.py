@@ -61,14 +61,19 @@ def mark_of(operator: Any) -> str | None:
     """Tells other weights, other data and other matrices apart. None of an operator that is only known by products."""
     kind, objective = type(operator).__name__, getattr(operator, "objective", None)
     if objective is not None:  # the loss in the digits that every machine agrees on, the weights in all of theirs
-        weights = _digest(objective.flat(objective.weights()))
         names = hashlib.sha256(", ".join(objective.names).encode()).hexdigest()[:8]
-        return f"{kind} of {names}, weights {weights}, loss {float(objective.loss()):.5g}"
+        return f"{kind} of {names}, weights {weights_of(operator)}, loss {float(objective.loss()):.5g}"
     if isinstance(operator, Tensor):
         return f"{kind} {_digest(operator)}"
     if isinstance(scale := getattr(operator, "scale", None), Tensor):
         return f"{kind} by {_digest(scale)} of {mark_of(operator.operator)}"
     return None
+
+
+def weights_of(operator: Any) -> str | None:
+    """Tells weights apart, to the last bit. None of a plain matrix."""
+    objective = getattr(operator, "objective", None)
+    return None if objective is None else _digest(objective.flat(objective.weights()))
 
 
 def _digest(tensor: Tensor) -> str:

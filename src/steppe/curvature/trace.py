@@ -172,6 +172,7 @@ class _Probing:
         path = self.checkpoint.path
         beside = None if path is None else path.with_name(path.name + ".basis")
         run = self.run or Krylov(self.operator, block=min(_BLOCK, self.size), seed=self.seed, checkpoint=beside)
+        run.require_same_weights()
         pilot = self.draw(_PILOT)
         key = f"{', '.join(map(str, self.limits))}, {run.restarts}"
         if key not in run.notes:
