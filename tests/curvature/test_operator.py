@@ -253,6 +253,25 @@ def test_a_model_without_second_derivative_falls_back_to_differences():
         Hessian(H.objective, way="graph").dense()
 
 
+def test_weight_normalisation_has_the_right_second_derivative():
+    torch.manual_seed(0)
+    inner = nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)).double()
+    model = nn.Sequential(inner, nn.Tanh(), nn.Linear(5, 3).double())
+    x, y = torch.randn(10, 4, dtype=torch.float64), torch.arange(10) % 3
+    size, direction = inner.parametrizations.weight.original0, inner.parametrizations.weight.original1
+
+    def loss(size, direction):
+        weight = size * direction / direction.norm(dim=1, keepdim=True)
+        return F.cross_entropy(model[2](F.linear(x, weight, inner.bias).tanh()), y)
+
+    pair = size.detach(), direction.detach()
+    blocks = torch.autograd.functional.hessian(loss, pair)
+    rows = [torch.cat([b.reshape(a.numel(), -1) for b in row], 1) for a, row in zip(pair, blocks, strict=True)]
+    H = Hessian(model, F.cross_entropy, (x, y), params=[size, direction])
+    assert close(H.dense(), torch.cat(rows), 1e-7)
+    assert H.way == "difference"
+
+
 def test_training_on_is_noticed(all_problems):
     torch.manual_seed(2)
     model, data = mlp(4).double(), digits(20, side=4)

@@ -183,7 +183,10 @@ def undifferentiable(error: Exception) -> bool:
 
 
 def _require_twice_differentiable(grads: Sequence[Tensor]) -> None:
-    """Refuse a graph through an operation that is differentiable only once: its second derivative would read zero."""
+    """Refuse a graph through an operation that is differentiable only once: its second derivative would read zero.
+
+    Weight normalisation is one of them: torch's fused kernel holds its norms constant, and fails gradgradcheck.
+    """
     seen: set[Any] = set()
     ahead = [g.grad_fn for g in grads]
     while ahead:
@@ -191,7 +194,7 @@ def _require_twice_differentiable(grads: Sequence[Tensor]) -> None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if node.name().endswith("Error"):
+        if node.name().endswith("Error") or node.name().startswith("WeightNormInterface"):
             raise NotImplementedError("an operation in the model cannot be differentiated twice")
         ahead += [following for following, _ in node.next_functions]
 
