@@ -4,7 +4,8 @@ The two maxima have no closed form. What a maximiser finds is a *lower bound*, a
 over several starts: along the gradient, along the top eigenvector both ways, and random.
 
 With ``adaptive=True`` each weight is measured in its own size: the ball is {w + T⊙s : ‖s‖ ≤ ρ} with T = |w| + η
-(Kwon et al. 2021), which does not change when layers are rescaled against each other.
+(Kwon et al. 2021). With η = 0 it does not change when layers are rescaled against each other; the default of 0.01 lets
+weights near zero move too.
 
 >>> model = torch.nn.Linear(2, 1, bias=False).double()
 >>> _ = model.weight.data.zero_()
