@@ -209,6 +209,14 @@ def test_the_rule_scales_with_the_weights_and_not_with_the_vector(central):
         assert relative(other, products[0]) < TOLERANCE["float64"][central]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_method_without_a_model_takes_the_step_of_its_weights(dtype):
+    """float64's step would move no float32 weight, and the product would be zero."""
+    w = torch.tensor([1.0, 2.0, 3.0], dtype=dtype)
+    product = steppe.drive(_GradientProduct(), lambda w: w**3, w)
+    assert relative(product, 3 * w.double() ** 5) < (1e-6 if dtype is torch.float64 else 3e-3)
+
+
 def test_weights_that_are_all_zero_still_get_a_step():
     product = product_by_hand(lambda w: 3 * w + 1, torch.zeros(4, dtype=torch.float64), "float64", False)
     torch.testing.assert_close(product, torch.full((4,), 3.0, dtype=torch.float64), rtol=1e-4, atol=0)

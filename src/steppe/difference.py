@@ -44,7 +44,7 @@ STEP = {
 
 
 def by_difference(
-    asks: Looks, w_norm: Tensor, precision: Callable[[], str] = lambda: "float64", central: bool = False
+    asks: Looks, w_norm: Tensor, precision: Callable[[], str], central: bool = False
 ) -> Generator[Any, Seen, Vector]:
     """A method's looks, with every Hessian-vector product replaced by the looks it takes.
 

@@ -24,7 +24,8 @@ def drive(
     if ctx is None:
         space = weights.space
         ctx = Context(0, 1.0, lambda: weights, Draws(space, seed=0, step=0), method.memory(space))
-    asks = by_difference(method.at(ctx.step, ctx.lr).looks(ctx), weights.norm())
+    precision = str(w.dtype).removeprefix("torch.")
+    asks = by_difference(method.at(ctx.step, ctx.lr).looks(ctx), weights.norm(), lambda: precision)
     look = next(asks)
     while True:
         at = w if look.offset is None else w + look.offset.tensors[0]
