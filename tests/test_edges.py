@@ -11,7 +11,7 @@ from torch.optim import ASGD, SGD, Adagrad, Adam, Adamax, NAdam, RAdam, RMSprop,
 from torch.utils.data import DataLoader
 
 import steppe
-from steppe import GAM, GNAM, SAM, SASAM, SASGD, SSAM, EntropySGD, LookSAM, SharpnessAware, TraceSAM
+from steppe import GAM, GNAM, SAM, SASAM, SASGD, SSAM, EntropySGD, GNAMFast, LookSAM, SharpnessAware, TraceSAM
 
 DOUBLE = torch.float64
 
@@ -225,6 +225,17 @@ def test_gnam_has_the_programs_of_its_oracle():
     for oracle in (LookSAM(k=3), GAM(period=2), SASAM(), SAM()):
         assert [GNAM(oracle=oracle).phase(step) for step in range(7)] == [oracle.phase(step) for step in range(7)]
     assert GNAM().phase(0) == 0
+
+
+@pytest.mark.parametrize(("weighting", "of_g0", "of_g2"), [("paper", 1.5, -0.5), ("published", 1.0, 0.5)])
+def test_gnamfast_with_a_beta_above_one(weighting, of_g0, of_g2):
+    """In the paper's h₋ the weights of g₀ and g₂ sum to one; only published code takes an absolute value."""
+    seen = [g0, g1, g2, g3] = torch.tensor([[1, 2, 3], [2, 1, 3], [3, 2, 4], [1, 1, 5]], dtype=DOUBLE)
+    method = GNAMFast(alpha=0.3, beta=1.5, gamma=0.5, weighting=weighting)
+    h_plus, h_minus = 0.3 * g1 + 0.7 * g3, of_g0 * g0 + of_g2 * g2
+    expected = h_plus - 0.5 * (h_minus - (h_minus @ h_plus) / (h_plus @ h_plus) * h_plus)
+    looks = iter(seen)
+    torch.testing.assert_close(steppe.drive(method, lambda w: next(looks), g0), expected, rtol=1e-14, atol=1e-14)
 
 
 def test_looksam_does_not_take_rounding_for_a_direction():

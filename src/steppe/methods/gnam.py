@@ -122,7 +122,8 @@ class GNAMFast(Method):
         g2 = (yield Look(away)).grad
         g3 = (yield Look(away + self.rho_prime * ascent(g2))).grad
         h_plus = self.alpha * g1 + (1 - self.alpha) * g3
-        h_minus = (g0 if self.weighting == "published" else self.beta * g0) + abs(1 - self.beta) * g2
+        published = self.weighting == "published"
+        h_minus = g0 + abs(1 - self.beta) * g2 if published else self.beta * g0 + (1 - self.beta) * g2
         return h_plus - self.gamma * reject(h_minus, h_plus)
 
     @classmethod
