@@ -205,6 +205,7 @@ def test_a_checkpoint_of_the_plain_base_leaves_what_groups_ask_for():
         partial(Adam, lr=1e-3), partial(Rprop, lr=1e-3), partial(NAdam, lr=1e-3), partial(ASGD, lr=1e-3),
         partial(Adagrad, lr=1e-3, initial_accumulator_value=0.1), partial(Adamax, lr=1e-3), partial(RAdam, lr=1e-3),
         partial(RMSprop, lr=1e-3, momentum=0.9), partial(SGD, lr=1e-3, momentum=0.9), partial(SGD, lr=1e-3),
+        partial(SGD, lr=1e-3, momentum=0.9, dampening=0.5),
     ],
     ids=lambda make: make.func.__name__,
 )  # fmt: skip

@@ -117,8 +117,9 @@ class GAM(Method):
         else:
             u = 2 * ((yield HVP(v - v_bar, at, seen)) - (yield HVP(v - v_bar, other, seen_other)))
         slope = torch.stack([d_t @ u for d_t in d])
-        state = {name: value for name, value in ctx.memory.items() if name.startswith("gamma")}
-        state = stepped(self._optimizer, state, slope)
+        # The γ-optimizer makes its own state in its first step: SGD's dampening, for one, is not for that one.
+        names = [name for name in ctx.memory if name == "gamma" or (ctx.step and name.startswith("gamma."))]
+        state = stepped(self._optimizer, {name: ctx.memory[name] for name in names}, slope)
         ctx.remember(**state)
         ctx.metrics.update(gamma=state["gamma"], slope=slope)
         return g
@@ -138,7 +139,9 @@ class GAM(Method):
         return optimizer
 
     def phase(self, step: int) -> int | None:
-        return 0 if self.gamma is not None else int(step % self.period == 0)
+        if self.gamma is not None:
+            return 0
+        return None if step == 0 else int(step % self.period == 0)
 
     def memory(self, space: Space) -> Memory:
         """γ and the γ-optimizer's state."""
