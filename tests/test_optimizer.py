@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import math
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -97,6 +98,15 @@ def test_any_field_may_be_a_schedule():
         opt.step()
         scheduler.step()
     assert seen == [(0, 0.1), (1, 0.05), (2, 0.025)]
+
+
+def test_a_cubes_width_may_be_a_schedule():
+    ends = []
+    for half_width in (0.1, lambda step, lr: lr, lambda step, lr: torch.tensor(lr, dtype=torch.float64)):
+        model, opt = make(steppe.DetSAM(half_width=half_width))
+        run(model, opt, 2)
+        ends.append(weights(model))
+    assert torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2])
 
 
 # Parameter groups
@@ -563,6 +573,17 @@ def test_a_method_that_sets_the_learning_rate_refuses_a_scheduler():
         (lambda: steppe.SSAM(sparsity=1.0), "sparsity must be"),
         (lambda: steppe.SSAM(rule="x"), "rule must be"),
         (lambda: steppe.SSAM(samples=0), "at least 1"),
+        (lambda: steppe.SSAM(samples=2.5), "samples must be a whole number"),
+        (lambda: steppe.SSAM(every=2.5), "every must be a whole number"),
+        (lambda: steppe.SSAM(rule="dynamic", total=0), "total must be a whole number"),
+        (lambda: steppe.SSAM(rule="dynamic", drop=1.5), "drop is a share"),
+        (lambda: steppe.SSAM(sparsity=lambda step, lr: 0.5), "sparsity must be a number"),
+        (lambda: steppe.GNAM(oracle="sam"), "oracle must be a method"),
+        (lambda: steppe.GNAM(oracle=SAM), "oracle must be a method"),
+        (lambda: steppe.GAM(T=1, gamma=0.1), "must be finite numbers, T of them"),
+        (lambda: steppe.GAM(gamma=(0.1, math.nan)), "must be finite numbers"),
+        (lambda: steppe.GAM(gamma=("a", "b")), "must be finite numbers"),
+        (lambda: steppe.DetSAM(half_width=math.nan), "half_width must be a finite number"),
         (lambda: steppe.TraceSAM(n=0), "n must be"),
         (lambda: steppe.TraceSAM(rho=0.0), "rho must be positive"),
         (lambda: steppe.EntropySGD(L=-1), "L must be"),

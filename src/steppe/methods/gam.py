@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -76,6 +77,8 @@ class GAM(Method):
             raise ValueError(f'GAM: discrepancy must be "dot" or "squared", not {self.discrepancy!r}')
         if not isinstance(self.period, int) or self.period < 1:
             raise ValueError(f"GAM: period must be a whole number of steps, at least 1, not {self.period!r}")
+        if self.gamma is not None and (not hasattr(self.gamma, "__len__") or not all(map(_is_fixed, self.gamma))):
+            raise ValueError(f"GAM: fixed coefficients gamma must be finite numbers, T of them, not {self.gamma!r}")
         if self.gamma is not None and len(self.gamma) != self.T:
             raise ValueError(f"GAM: {len(self.gamma)} fixed coefficients gamma for T = {self.T}")
 
@@ -204,6 +207,12 @@ def stepped(make: Callable[[list[Tensor]], Optimizer], state: dict[str, Any], gr
     optimizer.step()
     made = {f"gamma.{name}": v for name, v in optimizer.state[param].items() if isinstance(v, Tensor)}
     return {"gamma": param.detach(), **made}
+
+
+def _is_fixed(coefficient: object) -> bool:
+    if isinstance(coefficient, (int, float)):
+        return math.isfinite(coefficient)
+    return isinstance(coefficient, Tensor)  # whose value is not to be looked at
 
 
 def _sum(gamma: Sequence[float] | Tensor, d: list[Vector]) -> Vector:

@@ -40,6 +40,11 @@ class GNAM(Method):
     copies = 4
     radius = "rho"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.oracle is not None and not isinstance(self.oracle, Method):
+            raise ValueError(f"GNAM: the oracle must be a method, for example SAM(), not {self.oracle!r}")
+
     @property
     def cost(self) -> float:
         """Two gradients, two Hessian-vector products, and what the oracle adds to the gradient at w."""

@@ -54,12 +54,16 @@ class SSAM(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.sparsity < 1:
-            raise ValueError(f"SSAM: sparsity must be at least 0 and less than 1, not {self.sparsity}")
+        if not isinstance(self.sparsity, (int, float)) or not 0 <= self.sparsity < 1:
+            raise ValueError(f"SSAM: sparsity must be a number, at least 0 and less than 1, not {self.sparsity!r}")
         if self.rule not in ("fisher", "dynamic"):
             raise ValueError(f'SSAM: rule must be "fisher" or "dynamic", not {self.rule!r}')
-        if self.samples < 1 or self.every < 1:
-            raise ValueError("SSAM: samples and every must be at least 1")
+        counts = {"samples": self.samples, "every": self.every} | ({} if self.total is None else {"total": self.total})
+        for name, count in counts.items():
+            if not isinstance(count, int) or count < 1:
+                raise ValueError(f"SSAM: {name} must be a whole number, at least 1, not {count!r}")
+        if isinstance(self.drop, (int, float)) and not 0 <= self.drop <= 1:
+            raise ValueError(f"SSAM: drop is a share, at least 0 and at most 1, not {self.drop}")
 
     @property
     def cost(self) -> float:

@@ -266,8 +266,9 @@ class DetSAM(ProductSAM):
 
     rho: Number = 1.0
     sigma: Number = -1.0
-    half_width: float = 0.01
+    half_width: Number = 0.01
 
+    nonnegative = ("rho", "half_width")
     advice = "Uniform noise of a fixed width; strong on small data sets in its paper."
     ranges = "rho 1, half_width 0.01, n 1, lam 0.01 to 1."
 
