@@ -553,6 +553,19 @@ def test_a_method_that_sets_the_learning_rate_refuses_a_scheduler():
         run(model, opt, 1)
 
 
+def test_a_method_that_sets_the_learning_rate_sets_one_for_all_groups():
+    model = seeded(problems.mlp)
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 1e-4}]
+    opt = SharpnessAware(torch.optim.SGD(groups, lr=0.05), steppe.SASAM(), model)
+    before = weights(model)
+    with pytest.raises(RuntimeError, match="SASAM sets one learning rate for all weights"):
+        run(model, opt, 1)
+    assert torch.equal(weights(model), before) and [g["lr"] for g in opt.param_groups] == [0.05, 1e-4]
+    opt.param_groups[1]["lr"] = 0.05
+    run(model, opt, 2)
+    assert opt.param_groups[0]["lr"] == opt.param_groups[1]["lr"] != 0.05
+
+
 @pytest.mark.parametrize(
     ("make_method", "message"),
     [

@@ -46,6 +46,17 @@ def check_group(group: dict[str, Any]) -> None:
         )
 
 
+def check_lr(method: Method, groups: list[dict[str, Any]], lr_set: Any) -> None:
+    """The groups' learning rates, for a method that sets them; `lr_set` is what it has set last, if it has."""
+    foreign = lr_set is not None and any(group["lr"] is not lr_set for group in groups)
+    if foreign or any("initial_lr" in group for group in groups):  # the mark a scheduler leaves
+        raise RuntimeError(f"{method.name} sets the learning rate itself: remove the scheduler")
+    if len({group["lr"] for group in groups if not isinstance(group["lr"], Tensor)}) > 1:
+        raise RuntimeError(
+            f"{method.name} sets one learning rate for all weights: give all groups the same to start with"
+        )
+
+
 def mark_used(params: list[Tensor]) -> None:
     """Remember that a step has used these gradients, as they are now."""
     for p in params:

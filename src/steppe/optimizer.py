@@ -233,9 +233,7 @@ class SharpnessAware(Optimizer):
     def _context(self, space: Space) -> Context:
         group = self.param_groups[0]
         if "lr" in self.method.needs:
-            foreign = self._lr_set is not None and any(g["lr"] is not self._lr_set for g in self.param_groups)
-            if foreign or any("initial_lr" in g for g in self.param_groups):  # the mark a scheduler leaves
-                raise RuntimeError(f"{self.method.name} sets the learning rate itself: remove the scheduler")
+            checks.check_lr(self.method, self.param_groups, self._lr_set)
         draws = Draws(space, group.setdefault(SEED, 0), self.steps, self._generators)
         return Context(self.steps, group["lr"], space.live, draws, self._store.recall(space))
 

@@ -23,7 +23,8 @@ class SASAM(Method):
         θ_t = η_t/η_{t−1},   θ_0 = ∞,   ρ_t = √η_t                          (2)
         d   = g(w_t + ρ_t g/‖g‖)                                            (3)
 
-    η_0 is the base's learning rate; later ones are written into its groups, so no scheduler may change them.
+    η_0 is the base's learning rate, one for all groups; later ones are written into them, so no scheduler may change
+    them.
     Meant for SGD without momentum. The document's Algorithm 1 and its eq. 5 disagree on an index: this is eq. 5.
 
     Published code has no factor 2, lets the first η grow too (η_0 = √(1+δ) lr, θ_0 = √(1+δ)), adds 1e-8 to later
