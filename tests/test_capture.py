@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import pytest
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 import problems
 import steppe
 from problems import everything, same, seeded
+from steppe.capture import _Live
 from steppe.replay import uncollected
 
 VARIANTS = problems.all_variants()
@@ -113,6 +114,22 @@ def loss_of(model):
 
 def auxiliary(method, day):
     return {"auxiliary": day.auxiliary} if "auxiliary" in method.needs else {}
+
+
+@dataclass(frozen=True)
+class _Ahead(steppe.Method):
+    rho: steppe.Number = 0.1
+
+
+def test_a_recorded_schedule_is_known_by_any_spelling():
+    """What a recorded step reads is written anew in every step, not the number that it had while recording."""
+    _, opt = make(_Ahead(rho=lambda step, lr: 10 * lr), "cpu")
+    live = _Live(opt, opt.method, whole=False)
+    rho = live._method.at(0, 0.05).rho
+    assert rho.item() == 0.5
+    opt.param_groups[0]["lr"] = 0.025
+    live.refresh()
+    assert rho.item() == 0.25
 
 
 def test_on_a_cpu_it_is_the_step_itself():

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW
 
-from .method import Method
+from .method import Method, is_number
 from .optimizer import SharpnessAware
 from .recorded import Left, draw_looks_from, generators, pin
 from .replay import uncollected
@@ -315,7 +315,7 @@ class _Live:
             value = getattr(method, f.name)
             if isinstance(value, Method):
                 values[f.name] = self._made_live(value)
-            elif f.type in ("Number", Any) and callable(value):
+            elif is_number(f.type) and callable(value):
                 number = self._zero.clone()
                 self._schedules.append((value, number, [float("nan")]))
                 values[f.name] = lambda step, lr, number=number: number

@@ -193,7 +193,7 @@ class Method:
             value = getattr(self, f.name)
             if isinstance(value, Method):
                 values[f.name] = value.at(step, lr, group_rho)
-            elif _is_number(f.type) and callable(value):
+            elif is_number(f.type) and callable(value):
                 values[f.name] = value(step, lr)
         if group_rho is not None and not self.radius and any(f.name == "rho" for f in fields(self)):
             raise ValueError(
@@ -206,13 +206,13 @@ class Method:
         return replace(self, **values) if values else self
 
 
-def _is_number(annotation: Any) -> bool:
+def is_number(annotation: Any) -> bool:
     """Whether a field is a hyperparameter, by its annotation: `Number`, or its text in any spelling."""
     return annotation.rpartition(".")[2] == "Number" if isinstance(annotation, str) else annotation is Number
 
 
 def _numbers(method: Method) -> dict[str, Any]:
-    return {f.name: getattr(method, f.name) for f in fields(method) if _is_number(f.type)}
+    return {f.name: getattr(method, f.name) for f in fields(method) if is_number(f.type)}
 
 
 def ascent(grad: Vector) -> Vector:

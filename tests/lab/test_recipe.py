@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 
@@ -55,6 +55,19 @@ def test_texts_make_the_methods_they_describe():
     rho = make_method("gsam:rho=0.1..0.02", lr=0.5).at(0, 0.25).rho  # type: ignore[attr-defined]
     assert rho == pytest.approx(0.06, abs=1e-15)
     assert label_of("gsam:alpha=0.3") == "GSAM alpha=0.3"
+
+
+def test_a_number_of_a_method_of_ones_own_is_known_by_any_spelling():
+    @dataclass(frozen=True)
+    class Ahead(steppe.Method):
+        rho: steppe.Number = 0.1
+
+    try:
+        assert make_method("ahead:rho=0.1..0.02", lr=0.5).at(0, 0.5) == Ahead(rho=0.1)
+        with pytest.raises(LabError, match="rho must be a number, not 'wide'"):
+            make_method("ahead:rho=wide")
+    finally:
+        del steppe.Method.registry["ahead"]
 
 
 def test_every_method_survives_being_written():

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from typing import Any
 
-from ..method import Method
+from ..method import Method, is_number
 from ..methods import find, method_names
 from ..schedules import LinearInLR, linear_in_lr
 from .errors import LabError, one_line, unknown
@@ -93,7 +93,7 @@ def _parts(text: str) -> tuple[type[Method], dict[str, str]]:
 def make_method(text: str, lr: float = 1.0) -> Method:
     """The method that a text describes; `lr` is the learning rate that ``a..b`` starts at."""
     cls, given = _parts(text)
-    types = {f.name: str(f.type) for f in fields(cls)}
+    types = {f.name: "Number" if is_number(f.type) else str(f.type) for f in fields(cls)}
     settings = {key: _value(cls.__name__, key, value, types[key], lr) for key, value in given.items()}
     missing = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
     if absent := [name for name in missing if name not in settings]:
