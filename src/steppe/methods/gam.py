@@ -46,8 +46,8 @@ class GAM(Method):
     96.9 %), nor on a fifth of CIFAR-10 with CNN-5 (49 %), where T = 3 lost three of three (10 %).
 
     Which auxiliary batch: Algorithm 1 samples it once, the text speaks of auxiliary minibatches. The caller gives
-    it; `steppe.with_auxiliary` pairs a loader's batches with a fresh, fixed or previous one. (A closure that draws
-    its batch itself must not use torch's own generator: all looks begin with the same random state.)
+    it; `steppe.with_auxiliary` pairs a loader's batches with a fresh, fixed or previous one. Take it before the step,
+    not in the closure: a Hessian-vector product is a difference of two calls, which must see the same batch.
 
     Limits: T = 1 with γ₁ fixed is SAM without normalisation. No code by the authors is public.
     """
