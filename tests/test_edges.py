@@ -53,9 +53,11 @@ def test_after_a_step_without_a_gradient_sa_sam_goes_on_as_if_it_had_not_been():
     assert path([0.0, 1.0, 1.0, 1.0]) == path([1.0, 1.0, 1.0])
 
 
-def test_delta_zero_never_lets_the_learning_rate_grow():
+@pytest.mark.parametrize("zero", [0.0, torch.zeros((), dtype=DOUBLE)], ids=["number", "tensor"])
+def test_delta_zero_never_lets_the_learning_rate_grow(zero):
+    """Also as a tensor, which it is in a recorded step that a schedule gives it to: 0 · ∞ is not a number."""
     p = weights(0.7, -0.4)
-    opt = SharpnessAware(SGD([p], lr=1e-3), SASAM(delta=0.0))
+    opt = SharpnessAware(SGD([p], lr=1e-3), SASAM(delta=lambda step, lr: zero))
     for _ in range(4):
         opt.step(lambda: quartic(p))
         assert float(opt.param_groups[0]["lr"]) == 1e-3

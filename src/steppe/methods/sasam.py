@@ -79,8 +79,8 @@ class SASAM(Method):
 
     def _grown(self, theta: Tensor) -> Tensor:
         """√(1 + δθ), which is 1 for δ = 0 even if θ = ∞."""
-        never = isinstance(self.delta, (int, float)) and self.delta == 0
-        return torch.ones_like(theta) if never else (1 + self.delta * theta).sqrt()
+        growth = self.delta * theta
+        return (1 + torch.where(growth.isnan() & theta.isinf(), 0.0, growth)).sqrt()
 
     def phase(self, step: int) -> int | None:
         return None if step == 0 else 0
