@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 import steppe
 from steppe import GAM, GNAM, SAM, SASAM, SASGD, SSAM, EntropySGD, GNAMFast, LookSAM, SharpnessAware, TraceSAM
+from steppe.methods.universal import UniversalSAM, steepest
 
 DOUBLE = torch.float64
 
@@ -219,6 +220,18 @@ def test_gamma_moves_as_its_optimizer_would_move_it(make):
         gamma.grad = opt.metrics["slope"].clone()
         own.step()
         assert torch.equal(opt.metrics["gamma"], gamma)
+
+
+# A class of one
+
+
+def test_one_sampler_in_a_list_is_one_sampler():
+    w = torch.tensor([0.5, -0.2], dtype=DOUBLE)
+    one, listed = (
+        steppe.drive(UniversalSAM(psi=torch.sin, mu=mu, rho=0.3), lambda w: w, w, loss=lambda w: w @ w / 2)
+        for mu in (steepest, [steepest])
+    )
+    assert torch.equal(one, listed) and not torch.equal(one, w)
 
 
 # Programs, looks that are parallel, loaders

@@ -135,7 +135,7 @@ class UniversalSAM(_Sampled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.mu) and (callable(self.psi) or len(self.mu) != len(self.psi)):
+        if not callable(self.mu) and len(self.mu) != (1 if callable(self.psi) else len(self.psi)):
             raise ValueError("UniversalSAM: give one sampler mu, or as many as there are functions psi")
 
     def samplers(self) -> Sequence[Sampler]:
