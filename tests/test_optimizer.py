@@ -566,6 +566,22 @@ def test_a_method_that_sets_the_learning_rate_sets_one_for_all_groups():
     assert opt.param_groups[0]["lr"] == opt.param_groups[1]["lr"] != 0.05
 
 
+def test_a_group_added_later_takes_the_learning_rate_of_a_method_that_sets_it():
+    """Also right after a resume; but not that of a method which is there no more."""
+    base = lambda m: torch.optim.SGD(m[2].parameters(), lr=0.05)  # noqa: E731
+    model, opt = make(steppe.SASAM(), base=base)
+    run(model, opt, 3)
+    saved = opt.state_dict()
+    opt.method = SAM()
+    opt.add_param_group({"params": [model[0].bias], "lr": 0.3})
+    assert opt.param_groups[1]["lr"] == 0.3
+    model, opt = make(steppe.SASAM(), base=base)
+    opt.load_state_dict(saved)
+    opt.add_param_group({"params": model[0].parameters()})
+    assert opt.param_groups[1]["lr"] == opt.param_groups[0]["lr"] != 0.05
+    run(model, opt, 1)
+
+
 @pytest.mark.parametrize(
     ("make_method", "message"),
     [

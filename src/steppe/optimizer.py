@@ -101,8 +101,8 @@ class SharpnessAware(Optimizer):
         except Exception:
             del self.param_groups[-1]
             raise
-        if self._lr_set is not None:  # the method's, for all groups
-            self.param_groups[-1]["lr"] = self._lr_set
+        if "lr" in self.method.needs and self.steps > 0:  # the method's, for all groups
+            self.param_groups[-1]["lr"] = self.param_groups[0]["lr"]
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
