@@ -18,7 +18,7 @@ pytest.importorskip("scipy")
 rich_console = pytest.importorskip("rich.console")
 
 from lab.report_records import comparison, diverged, flat, many, record  # noqa: E402
-from steppe.lab.report import figures, table, write_report  # noqa: E402
+from steppe.lab.report import figures, sections, table, write_report  # noqa: E402
 from steppe.lab.report import words as w  # noqa: E402
 from steppe.lab.report.forest import Scale, forest, scale_of  # noqa: E402
 from steppe.lab.report.html import Markup, join, tag  # noqa: E402
@@ -378,6 +378,20 @@ def test_gamma_and_its_polynomial():
         assert [y for _, y in points] == pytest.approx(transformation(coefficients, grid).tolist(), rel=1e-5)
     assert polynomial([0.5, 2.0], 3.0) == 3 + 0.5 * 9 + 2 * 27
     assert gamma(group_records([record("SAM", 0.9, 0)])[0]) is None
+
+
+def test_coefficients_of_normalised_directions_are_of_no_polynomial():
+    def page(method: str, coefficients: list[float]) -> tuple[int, bool]:
+        records = [record("GAM", 0.9, s, gamma=coefficients, method=method) for s in range(2)]
+        (row,) = summarise(records)
+        section = str(sections.coefficients(0, [row]))
+        assert len(gamma(row.group)["curves"]) == len(coefficients) and "Coefficients" in section
+        return len(gamma(row.group)["polynomials"]), "Polynomial" in section
+
+    assert page("gam", [0.2, 0.05]) == (2, True)
+    assert page("gam:normalize=true", [0.2, 0.05]) == (0, False)
+    assert page("every:k=2,method=(gam:normalize=true)", [0.2, 0.05]) == (0, False)
+    assert page("gam:T=1,normalize=true", [0.2]) == (2, True)  # the first direction is as long as it is
 
 
 def test_numbers_that_are_none_do_not_break_the_charts():

@@ -174,6 +174,8 @@ class GAM(Method):
 def transformation(gamma: Sequence[float] | Tensor, eigenvalues: Tensor) -> Tensor:
     """P(λ) = λ + Σ_t γ_t λ^{t+1}: how learned coefficients change a quadratic's eigenvalues.
 
+    Not those learned with ``normalize=True``, where what γ_t multiplies has another length in every step.
+
     >>> transformation([0.5], torch.tensor([0.0, 1.0, 2.0]))
     tensor([0.0000, 1.5000, 4.0000])
     """

@@ -124,7 +124,7 @@ const FIGURES = {
   },
 
   polynomial(problem) {
-    const seen = problem.seen((g) => g.gamma), series = [];
+    const seen = problem.seen((g) => g.gamma?.polynomials.length), series = [];
     for (const g of seen) {
       const style = problem.styles.get(g.label), all = g.gamma.polynomials;
       const mean = all[0].map(([x], k) => [x, all.reduce((sum, one) => sum + one[k][1], 0) / all.length]);

@@ -66,7 +66,7 @@ function concerned(kind, data) {
     spectrum: (g) => g.density,
     landscape: (g) => g.landscape,
     gamma: (g) => g.gamma,
-    polynomial: (g) => g.gamma,
+    polynomial: (g) => g.gamma?.polynomials.length,
     curves: (g) => Object.keys(g.curves).length || Object.keys(g.broken).length,
   }[kind];
   return data.groups.filter(has);

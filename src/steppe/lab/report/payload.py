@@ -133,7 +133,10 @@ def landscape(group: Group) -> dict[str, Any] | None:
 
 
 def gamma(group: Group) -> dict[str, Any] | None:
-    """The learned coefficients over training, one curve a coefficient, and the polynomial they end in."""
+    """The learned coefficients over training, one curve a coefficient, and the polynomial they end in.
+
+    Coefficients of normalised directions are none of a polynomial: what they multiply changes from step to step.
+    """
     runs = [epochs for record in group.done if (epochs := _gammas(record))]
     if not runs:
         return None
@@ -152,11 +155,12 @@ def gamma(group: Group) -> dict[str, Any] | None:
     tops = [top for r in group.done if (top := number(((r.get("curvature") or {}).get("top") or {}).get("value")))]
     largest = max(tops) if tops and max(tops) > 0 else None
     grid = [k / 60 * (largest or 1.0) for k in range(61)]
+    drawn = [] if size > 1 and "normalize=true" in str(group.done[0]["recipe"].get("method")) else last
     return {
         "curves": curves,
         "last": [[rounded(g) for g in one] for one in last],
         "largest": rounded(largest),
-        "polynomials": [[[rounded(x), rounded(polynomial(one, x))] for x in grid] for one in last],
+        "polynomials": [[[rounded(x), rounded(polynomial(one, x))] for x in grid] for one in drawn],
     }
 
 

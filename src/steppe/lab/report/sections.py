@@ -10,7 +10,7 @@ from . import words
 from .figures import outliers
 from .html import Markup, join, tag
 from .parts import cell, row_name, scrolling, sorting_head, upper
-from .payload import quantities_of
+from .payload import gamma, quantities_of
 
 
 def cost_chart(index: int, rows: Sequence[Row], metric: str) -> Markup | None:
@@ -100,23 +100,23 @@ def _radius(rows: Sequence[Row]) -> str:
 
 def coefficients(index: int, rows: Sequence[Row]) -> Markup | None:
     """The learned perturbations of generalization aware minimization."""
-    gammas = [
-        (e.get("metrics") or {}).get("gamma") for row in rows for r in row.group.done for e in r.get("epochs") or []
-    ]
-    if not any(isinstance(gamma, list) and gamma for gamma in gammas):
+    learned = [found for row in rows if (found := gamma(row.group))]
+    if not learned:
         return None
     over = "The learned coefficients γ over training; bands are 95 % intervals over seeds."
     seen = (
         "How the learned coefficients change an eigenvalue: P(λ) = λ + Σ γₜ λᵗ⁺¹, up to the largest eigenvalue "
         "measured (up to 1 if none was). Thin lines are seeds, the dashed line is P(λ) = λ."
     )
+    figures = [_figure(index, "gamma", "Coefficients", over)]
+    if any(found["polynomials"] for found in learned):
+        figures.append(_figure(index, "polynomial", "Polynomial", seen))
     return tag(
         "section",
         tag("h3", "What was learned about perturbing", id=f"learned-{index}"),
-        tag("div", _figure(index, "gamma", "Coefficients", over), _figure(index, "polynomial", "Polynomial", seen),
-            class_="pair"),
+        tag("div", *figures, class_="pair"),
         aria_labelledby=f"learned-{index}",
-    )  # fmt: skip
+    )
 
 
 def _figure(index: int, kind: str, name: str, note: str, controls: Markup | None = None) -> Markup:
