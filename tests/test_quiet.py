@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -171,6 +174,27 @@ def test_autocast_around_the_step_sees_moved_weights():
         after = problems.loss(model, batch).item()
     assert losses[1] > losses[0] + 1
     assert after == losses[0]  # and after the step the restored ones
+
+
+@pytest.mark.parametrize(
+    "method", [Plain(), steppe.Every(2, SAM(rho=0.1)), steppe.LookSAM(k=2, alpha=0.1)], ids=lambda m: m.name
+)
+def test_autocast_around_the_loop_sees_the_weights_of_each_step(method):
+    """Also where no look moves the weights: it is the step before that has."""
+
+    def closure(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return problems.loss(model, batch)
+
+    ends = []
+    for around in (torch.autocast("cpu", torch.bfloat16), contextlib.nullcontext()):
+        model = seeded(problems.mlp, dtype=torch.float32)
+        opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), method, model)
+        with around:
+            for d in problems.steps(4, dtype=torch.float32):
+                opt.step(functools.partial(closure, model, d.main))
+        ends.append(problems.weights(model))
+    assert torch.equal(ends[0], ends[1])
 
 
 def test_bf16_autocast_matches_a_written_out_sam():

@@ -205,6 +205,7 @@ class SharpnessAware(Optimizer):
         self._begun = True
 
     def _begin(self, params: list[Tensor]) -> None:
+        torch.clear_autocast_cache()  # autocast around a whole loop remembers the weights of the step before
         self._quiet = Quiet(self.model, params) if self._quiet is None else self._quiet.again(self.model, params)
 
     def _start(self, space: Space, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
