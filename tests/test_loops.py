@@ -124,6 +124,16 @@ def test_a_method_with_other_settings_finds_its_memory(first, then):
     assert torch.isfinite(p).all() and opt.steps == 6
 
 
+def test_a_base_that_maximizes_is_refused():
+    """Looks climb the loss. For one who maximizes it that is the good way, and the sharp places would be sought."""
+    with pytest.raises(ValueError, match="minimise -loss"):
+        SharpnessAware(SGD([weights(0.5)], lr=0.1, maximize=True), SAM())
+    opt = SharpnessAware(SGD([weights(0.5)], lr=0.1), SAM())
+    with pytest.raises(ValueError, match="minimise -loss"):
+        opt.add_param_group({"params": [weights(0.7)], "maximize": True})
+    assert len(opt.param_groups) == 1
+
+
 def test_hooks_for_all_optimizers_run_once_beside_the_optimizers_own():
     p, calls = weights(0.5), []
     opt = SharpnessAware(SGD([p], lr=0.1), SAM())

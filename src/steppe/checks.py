@@ -36,6 +36,8 @@ def check_group(group: dict[str, Any]) -> None:
     rho = group.get("rho", 0.0)
     if not isinstance(rho, (int, float)) or not (math.isfinite(rho) and rho >= 0):
         raise ValueError(f"a parameter group's rho must be a finite number, not negative, got {rho!r}")
+    if group.get("maximize"):
+        raise ValueError("a method's looks climb the loss, so maximize=True would seek sharp places: minimise -loss")
     if any(p.is_complex() for p in group["params"]):
         raise TypeError("complex parameters are not supported; keep torch.view_as_real(p) as the parameter")
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in group["params"]):

@@ -36,7 +36,7 @@ class SharpnessAware(Optimizer):
     """Wraps a base optimizer so that it steps in the direction of a sharpness-aware method.
 
     Args:
-        base: any `torch.optim.Optimizer` that needs one gradient. It stays the owner of parameter groups and
+        base: any `torch.optim.Optimizer` that minimises from one gradient. It stays the owner of parameter groups and
             state. A group may carry ``rho`` (overrides the method's), ``perturb=False`` (its weights are
             never moved by a look, and do not count in norms of perturbations) and ``adaptive=False`` (adaptive
             methods treat its weights as if of size one).
