@@ -280,3 +280,8 @@ def test_a_loader_with_one_iterator_has_no_second_pass(choose):
             list(steppe.with_auxiliary(loader, choose))
     whole = [(a.item(), b.item()) for a, b in steppe.with_auxiliary(DataLoader([1, 2, 3]), choose)]
     assert [a for a, _ in whole] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("choose", ["fresh", "fixed", "previous"])
+def test_a_loader_without_batches_has_no_pairs(choose):
+    assert list(steppe.with_auxiliary([], choose)) == []

@@ -31,9 +31,10 @@ def with_auxiliary(
             previous = [batch]
     elif choose == "fixed":
         main, other = _two_passes(batches)
-        fixed = next(other)
-        for batch in main:
-            yield batch, fixed
+        for fixed in other:
+            for batch in main:
+                yield batch, fixed
+            return
     else:
         yield from zip(*_two_passes(batches), strict=False)
 
