@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import problems
 import steppe
 from steppe.difference import STEP, by_difference
-from steppe.method import HERE, HVP, Method, Seen
+from steppe.method import HERE, HVP, Look, Method, Seen
 from steppe.vector import Vector
 
 
@@ -312,3 +312,26 @@ def test_on_kinks_a_difference_is_another_quantity(monkeypatch):
     assert deviation["Softplus"][0] < 0.1
     for coarse, fine in zip(deviation["Softplus"], deviation["Softplus"][1:], strict=False):
         assert coarse / fine == pytest.approx(100, rel=0.1)  # second order
+
+
+class _SampleProduct(Method):
+    """The Hessian of one example's loss, times the batch's gradient."""
+
+    needs = frozenset({"hvp", "sample"})
+
+    def looks(self, ctx):
+        here = yield HERE
+        at = Look(batch="sample", sample=1)
+        return (yield HVP(here.grad, at, (yield at)))
+
+
+@pytest.mark.parametrize("hvp", ["forward", "central", "exact"])
+def test_the_hessian_of_a_single_example(hvp):
+    w = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64))
+    x = torch.tensor([[1.0, 3.0], [2.0, 1.0]], dtype=torch.float64)
+    opt = steppe.SharpnessAware(torch.optim.SGD([w], lr=0.1), _SampleProduct(), hvp=hvp)
+    opt.gradient(lambda: (x @ w).pow(3).sum(), sample=lambda i: (x[i] @ w).pow(3))
+    with torch.no_grad():
+        gradient = 3 * (x @ w).square() @ x
+        expected = 6 * (x[1] @ w) * (x[1] @ gradient) * x[1]
+    torch.testing.assert_close(w.grad, expected, rtol=1e-6, atol=0)

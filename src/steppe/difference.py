@@ -27,6 +27,7 @@ curvature; they do not agree.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -66,8 +67,8 @@ def _product(ask: HVP, h: Tensor, central: bool) -> Generator[Look, Seen, Vector
     length = ask.vector.norm() + TINY
     move = ask.vector * (h / length)
     origin = move * 0.0 if ask.at.offset is None else ask.at.offset
-    there = (yield Look(origin + move, ask.at.batch)).grad
+    there = (yield replace(ask.at, offset=origin + move)).grad
     if central:
-        behind = (yield Look(origin - move, ask.at.batch)).grad
+        behind = (yield replace(ask.at, offset=origin - move)).grad
         return (there - behind) * (length / (2 * h))
     return (there - ask.seen.grad) * (length / h)
