@@ -255,6 +255,21 @@ def test_memory_keeps_its_own_precision():
     assert opt.state_dict()["state"][0]["steppe.m"][0, 0] == 1 + 2**-20
 
 
+def test_memory_goes_where_the_parameters_are():
+    """A checkpoint is often read with map_location="cpu". (Here it goes the other way: a CPU is always there.)"""
+    model, opt = make(steppe.GAM())
+    run(model, opt, 1)
+    saved = opt.state_dict()
+    there = seeded(problems.mlp).to("meta")
+    other = SharpnessAware(sgd(there), steppe.GAM(), there)
+    other.load_state_dict(saved)
+    memory = other._store.recall(other._space())
+    assert memory["gamma"].shape == (2,)
+    assert {name: value.device.type for name, value in memory.items()} == {
+        "gamma": "meta", "gamma.exp_avg": "meta", "gamma.exp_avg_sq": "meta", "gamma.step": "cpu",
+    }  # fmt: skip
+
+
 def test_copies_share_nothing_and_forget_patched_steps():
     model, opt = make(Remembering())
     schedulers.ExponentialLR(opt, 0.9)  # leaves a patched step in the instance

@@ -40,6 +40,8 @@ class Store:
                     self._vectors[p].setdefault(name, t)
             elif name not in self._others or self._others[name].shape != value.shape:  # of a method with other settings
                 self._others[name] = value.clone()  # loading writes into them: no two may be one
+            else:  # a checkpoint was read onto another device, or the model has moved
+                self._others[name] = self._others[name].to(value.device)
 
     def recall(self, space: Space) -> Memory:
         """All that is remembered, moved to where the parameters are."""
