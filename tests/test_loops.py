@@ -62,6 +62,22 @@ def test_step_takes_no_scaler():
     assert p.item() == 0.5
 
 
+def test_who_asks_about_scaling_in_a_closure_is_no_scaler():
+    """Lightning does, before it clips there."""
+    p = weights(0.5)
+    opt = SharpnessAware(SGD([p], lr=0.1), SAM())
+
+    def closure():
+        loss = quartic(p)
+        loss.backward()
+        assert not opt._step_supports_amp_scaling
+        return loss
+
+    for _ in range(2):
+        opt.step(closure)
+    assert opt.steps == 2
+
+
 def test_after_a_skipped_step_the_next_one_looks_around_again():
     p = nn.Parameter(torch.tensor([0.5]))
     opt = SharpnessAware(SGD([p], lr=0.1), SAM(rho=0.05))

@@ -288,6 +288,7 @@ class SharpnessAware(Optimizer):
                     "scaler=scaler) first, then scaler.step(opt)"
                 )
             loss = self.gradient(closure, **batches)
+            self._scaler_steps = False  # others ask too: Lightning, before it clips in the closure
         elif callable(closure):
             with torch.enable_grad():
                 loss = closure()
