@@ -358,6 +358,15 @@ def test_gradients_of_another_optimizer_are_those_of_one_pass():
     assert all(torch.equal(p.grad, g) for p, g in zip(model[2].parameters(), expected, strict=True))
 
 
+def test_gradients_of_another_optimizer_are_its_to_free():
+    model = seeded(problems.mlp)
+    ours = SharpnessAware(torch.optim.SGD(model[0].parameters(), lr=0.1), SAM(rho=0.5), model)
+    ours.step(**problems.steps(1)[0].closures(model))
+    held = weakref.ref(model[2].weight.grad)
+    model.zero_grad()
+    assert held() is None
+
+
 def test_an_unfinished_loop_is_closed_by_the_next():
     model, opt = make()
     before = everything(model)

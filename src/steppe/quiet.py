@@ -167,6 +167,7 @@ class Quiet:
     def _give_back_gradients(self) -> None:
         for p, grad in zip(self._others, self._others_grads, strict=True):
             p.grad = grad
+        self._others_grads = []  # theirs to free
 
     @contextlib.contextmanager
     def single_example(self) -> Generator[None, None, None]:
