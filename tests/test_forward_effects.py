@@ -143,3 +143,26 @@ def test_parameters_that_a_forward_changes_are_put_back_after_an_exception():
     with pytest.raises(KeyboardInterrupt):
         opt.step(closure)
     assert torch.equal(model.following.weight, before)
+
+
+def test_a_conjugate_buffer_changes_once_a_step():
+    """torch marks the memory of the original: `mH` of a Fourier transform's matrix is such a buffer."""
+
+    class Marked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(2, 1)
+            self.register_buffer("conjugate", torch.tensor([[1 + 2j, 3j]]).mH)
+            self.register_buffer("negative", torch.tensor([1 + 2j, 3j]).conj().imag)
+
+        def forward(self, x):
+            self.conjugate += 1j
+            self.negative += 1
+            return self.linear(x)
+
+    model = Marked()
+    opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(), model)
+    opt.step(lambda: model(torch.ones(3, 2)).square().mean())
+    assert model.conjugate.is_conj() and model.negative.is_neg()
+    assert model.conjugate.tolist() == [[1 - 1j], [-2j]]
+    assert model.negative.tolist() == [-1, -2]

@@ -221,7 +221,9 @@ def _as_bits(tensor: Tensor) -> Tensor:
     """The same memory seen as 32-bit integers, if it can be: statistics and counters are copied in one go."""
     if tensor.layout is torch.strided and 0 in tensor.stride():  # expanded: all its entries are one
         tensor = tensor[tuple(slice(None if step else 1) for step in tensor.stride())]
-    if tensor.dtype not in (torch.float32, torch.int64) or tensor.layout is not torch.strided or tensor.is_neg():
+    # A conjugate, or its imaginary part, is the original's memory with a mark that lists are not copied with.
+    tensor = tensor.conj() if tensor.is_conj() else torch._neg_view(tensor) if tensor.is_neg() else tensor
+    if tensor.dtype not in (torch.float32, torch.int64) or tensor.layout is not torch.strided:
         return tensor
     return tensor.view(-1).view(torch.int32) if tensor.is_contiguous() else tensor
 
