@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import ASGD, SGD, Adagrad, Adam, Adamax, NAdam, RAdam, RMSprop, Rprop
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, RAdam, RMSprop, Rprop
 from torch.utils.data import DataLoader
 
 import steppe
@@ -183,6 +183,24 @@ def test_a_groups_rho_is_refused_where_there_is_one_for_all():
     assert p.tolist() == [0.5]
     opt.method = steppe.Plain()  # has none: a baseline with the same groups
     opt.step(lambda: quartic(p))
+
+
+@pytest.mark.parametrize("method", [SAM(rho=0.1), TraceSAM(rho=0.1)], ids=lambda m: m.name)
+def test_adadeltas_rho_is_no_radius(method):
+    ends = []
+    for make in (Adadelta, SGD):
+        w = weights(0.5, 0.7)
+        opt = SharpnessAware(make([w], lr=0.1), method)
+        opt.gradient(partial(quartic, w))
+        ends.append(w.grad)
+    assert torch.equal(ends[0], ends[1])
+
+
+def test_adadeltas_rho_is_loaded_from_its_checkpoint():
+    w = weights(0.5)
+    opt = SharpnessAware(Adadelta([w]), SAM())
+    opt.load_state_dict(Adadelta([w], rho=0.5).state_dict())
+    assert opt.param_groups[0]["rho"] == 0.5
 
 
 def test_a_checkpoint_of_the_plain_base_leaves_what_groups_ask_for():

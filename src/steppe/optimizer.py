@@ -37,9 +37,9 @@ class SharpnessAware(Optimizer):
 
     Args:
         base: any `torch.optim.Optimizer` that minimises from one gradient. It stays the owner of parameter groups and
-            state. A group may carry ``rho`` (overrides the method's), ``perturb=False`` (its weights are
-            never moved by a look, and do not count in norms of perturbations) and ``adaptive=False`` (adaptive
-            methods treat its weights as if of size one).
+            state. A group may carry ``rho`` (overrides the method's; not with a base that has a ``rho`` of its own,
+            such as Adadelta), ``perturb=False`` (its weights are never moved by a look, and do not count in norms of
+            perturbations) and ``adaptive=False`` (adaptive methods treat its weights as if of size one).
         method: for example ``SAM(rho=0.05)``.
         model: the module that is called in training, as wrapped by DDP or FSDP2. It is how buffers (BatchNorm
             statistics), modes and gathered shards are kept right in the extra looks. Leave it out only if the
@@ -227,7 +227,8 @@ class SharpnessAware(Optimizer):
         if not (first_done and self._begun):
             self._begin(space.params)
         self._begun = False
-        group_rho = self._by_group("rho") if any("rho" in group for group in self.param_groups) else None
+        ours = "rho" not in self.defaults  # else it is the base's own: Adadelta has one
+        group_rho = self._by_group("rho") if ours and any("rho" in group for group in self.param_groups) else None
         method = self.method.at(ctx.step, ctx.lr, group_rho)
         return Walk(method, space, ctx, self._quiet, self.model, scale, self.local, self.hvp, self._room)
 
@@ -358,7 +359,8 @@ class SharpnessAware(Optimizer):
         """Load a state_dict of this class, or of the plain base optimizer."""
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
-        own = [{key: group[key] for key in _OWN if key in group} for group in self.param_groups]
+        ours = [key for key in _OWN if key not in self.defaults]
+        own = [{key: group[key] for key in ours if key in group} for group in self.param_groups]
         self.base.load_state_dict(self._store.load(state_dict, self._all_params()))
         if STEP not in self.param_groups[0]:  # the base's own checkpoint, which knows nothing of these
             for group, kept in zip(self.param_groups, own, strict=True):
