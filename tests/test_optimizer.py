@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -253,6 +254,17 @@ def test_memory_keeps_its_own_precision():
     opt._store.keep(params, {"m": steppe.Vector([torch.full(p.shape, 1 + 2**-20) for p in params])})
     opt.load_state_dict(opt.state_dict())
     assert opt.state_dict()["state"][0]["steppe.m"][0, 0] == 1 + 2**-20
+
+
+def test_numbers_alone_survive_a_distributed_checkpoint():
+    """GAM on a base without state: torch wants state of every parameter, and gamma is kept with one."""
+    model, opt = make(steppe.GAM(), lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
+    run(model, opt)
+    saved = copy.deepcopy(get_optimizer_state_dict(model, opt))
+    fresh, its_opt = make(steppe.GAM(), lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
+    fresh.load_state_dict(model.state_dict())
+    set_optimizer_state_dict(fresh, its_opt, saved)
+    assert torch.equal(run(model, opt, 2, 3), run(fresh, its_opt, 2, 3))
 
 
 def test_memory_goes_where_the_parameters_are():

@@ -88,6 +88,9 @@ class Store:
         first = next((key for key, p in zip(ids, params, strict=True) if p.requires_grad), ids[0])
         for name, value in self._others.items():  # not with a frozen parameter: distributed checkpoints drop its state
             state.setdefault(first, {})[_OTHER + name] = value
+        for key, p in zip(ids, params, strict=True):
+            if self._others and p.requires_grad:
+                state.setdefault(key, {})  # they want an entry for every other one, or none at all
         return {**state_dict, "state": state}
 
     def load(self, state_dict: dict[str, Any], params: Iterable[Tensor]) -> dict[str, Any]:
