@@ -14,6 +14,7 @@ import steppe
 from steppe import FSAM, GAM, HERE, SAM, SASAM, Every, Look, LookSAM, SharpnessAware, ascent
 from steppe.memory import Store
 from steppe.method import Context
+from steppe.optimizer import SEED, STEP
 from steppe.vector import Space, Vector
 
 DOUBLE = torch.float64
@@ -109,6 +110,27 @@ def test_a_group_that_joins_sa_sam_has_its_learning_rate():
         opt.step(lambda step=step: quartic(p, late) if step >= 2 else quartic(p))
     first, second = opt.param_groups
     assert first["lr"] == second["lr"] < 1
+
+
+@pytest.mark.parametrize("change", ["removed", "reversed", "put before"])
+def test_the_step_count_and_the_seed_outlive_the_first_group(change):
+    """Layers that have done learning are often taken out of the optimizer, the first ones first."""
+    p, layer = weights(0.5), weights(0.7)
+    opt = SharpnessAware(SGD([{"params": [layer]}, {"params": [p]}], lr=0.1), SAM(), seed=7)
+    for _ in range(3):
+        opt.step(lambda: quartic(p, layer))
+    groups = opt.param_groups
+    if change == "removed":
+        del groups[0]
+    elif change == "reversed":
+        groups.reverse()
+    else:
+        opt.add_param_group({"params": [weights(0.1)]})
+        groups.insert(0, groups.pop())
+    saved = opt.state_dict()["param_groups"]
+    assert [(g.get(STEP), g.get(SEED)) for g in saved] == [(3, 7)] + [(None, None)] * (len(groups) - 1)
+    opt.step(lambda: quartic(p))
+    assert opt.steps == 4
 
 
 def test_a_group_that_is_refused_is_not_added():

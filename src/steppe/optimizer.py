@@ -84,8 +84,9 @@ class SharpnessAware(Optimizer):
         Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
         for group in self.param_groups:
             checks.check_group(group)
-        self.param_groups[0].setdefault(STEP, 0)
-        self.param_groups[0].setdefault(SEED, seed)
+        self._first_before = self.param_groups[0]  # holds the step count and the seed
+        self._first_before.setdefault(STEP, 0)
+        self._first_before.setdefault(SEED, seed)
 
     # The base owns parameter groups, state and defaults
 
@@ -113,7 +114,15 @@ class SharpnessAware(Optimizer):
     @property
     def steps(self) -> int:
         """Steps taken so far; a step that a GradScaler skipped does not count."""
-        return self.param_groups[0].setdefault(STEP, 0)
+        return self._first().setdefault(STEP, 0)
+
+    def _first(self) -> dict[str, Any]:
+        """The first group. If it is another one than before (groups may be removed), it takes our keys over."""
+        first, before = self.param_groups[0], self._first_before
+        if first is not before:
+            first.update({key: before.pop(key) for key in (STEP, SEED) if key in before and key not in first})
+            self._first_before = first
+        return first
 
     # First half: look around, leave the direction in p.grad
 
@@ -233,7 +242,7 @@ class SharpnessAware(Optimizer):
         return Walk(method, space, ctx, self._quiet, self.model, scale, self.local, self.hvp, self._room)
 
     def _context(self, space: Space) -> Context:
-        group = self.param_groups[0]
+        group = self._first()
         if "lr" in self.method.needs:
             checks.check_lr(self.method, self.param_groups, self._lr_set)
         draws = Draws(space, group.setdefault(SEED, 0), self.steps, self._generators)
@@ -350,6 +359,7 @@ class SharpnessAware(Optimizer):
         """The base optimizer's state, with the method's memory inside."""
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
+        self._first()
         state_dict = self._store.save(self.base.state_dict(), self._all_params())
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             state_dict = post_hook(self, state_dict) or state_dict

@@ -22,7 +22,7 @@ def pin(opt: SharpnessAware) -> None:
 
 def generators(opt: SharpnessAware) -> list[torch.Generator]:
     """Those that the method draws from, seeded for the coming step."""
-    seed = seed_of(opt.param_groups[0].setdefault(SEED, 0), opt.steps)
+    seed = seed_of(opt._first().setdefault(SEED, 0), opt.steps)
     return [generator.manual_seed(seed) for generator in opt._generators.values()]
 
 
