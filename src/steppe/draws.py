@@ -52,7 +52,8 @@ class Draws:
         if device not in self._generators:
             self._generators[device] = torch.Generator(device)
         if device not in self._seeded:
-            self._generators[device].manual_seed(self._seed)
+            # Devices of one kind make the same numbers of one seed: each of several gets its own.
+            self._generators[device].manual_seed((self._seed + len(self._seeded) * 0xBF58476D1CE4E5B9) % 2**63)
             self._seeded.add(device)
         whole = sample(p.shape, generator=self._generators[device], device=device, dtype=p.dtype)
         if not isinstance(p, DTensor):
