@@ -502,3 +502,15 @@ def test_a_function_is_replayed(exact):
         replay(x)
     assert total == sum(3 * n * n for n in range(8)) and len(calls) == 3
     assert replay(torch.ones(1, device="cuda")) == sum(3 * n * n for n in range(8)) + 1
+
+
+def test_learning_rates_are_where_fused_kernels_read_them_whatever_the_default_dtype():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        opt = steppe.SharpnessAware(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), steppe.SAM())
+        live = _Live(opt, opt.method, whole=True)
+        with live.numbers():
+            assert opt.param_groups[0]["lr"].dtype is torch.float32
+    finally:
+        torch.set_default_dtype(before)

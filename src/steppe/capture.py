@@ -304,8 +304,8 @@ class _Live:
         self._schedules: list[tuple[Callable[..., Any], Tensor, list[float]]] = []
         self._method = self._made_live(method)
         groups = opt.param_groups if whole and "lr" not in method.needs else []
-        # float32, for fused kernels read it so
-        self._lrs = [(torch.zeros((), device=first.device), [float("nan")]) for _ in groups]
+        # float32 whatever the default is, for fused kernels read it so
+        self._lrs = [(torch.zeros((), dtype=torch.float32, device=first.device), [float("nan")]) for _ in groups]
         self.refresh()
 
     def _made_live(self, method: Method) -> Method:
