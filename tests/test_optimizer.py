@@ -267,6 +267,18 @@ def test_numbers_alone_survive_a_distributed_checkpoint():
     assert torch.equal(run(model, opt, 2, 3), run(fresh, its_opt, 2, 3))
 
 
+def test_a_checkpoint_that_is_refused_changes_nothing():
+    model, opt = make(Remembering())
+    run(model, opt)
+    same_model, same_opt = copy.deepcopy((model, opt))
+    small = nn.Linear(2, 1)
+    its_opt = SharpnessAware(sgd(small), Remembering(), small)
+    its_opt.step(lambda: small(torch.ones(3, 2)).square().mean())
+    with pytest.raises(ValueError, match="parameter group"):
+        opt.load_state_dict(its_opt.state_dict())
+    assert torch.equal(run(model, opt, 2, 3), run(same_model, same_opt, 2, 3))
+
+
 def test_memory_goes_where_the_parameters_are():
     """A checkpoint is often read with map_location="cpu". (Here it goes the other way: a CPU is always there.)"""
     model, opt = make(steppe.GAM())

@@ -25,8 +25,8 @@ _VECTOR, _OTHER = "steppe.", "steppe_shared."  # prefixes in state_dict
 class Store:
     """A method's memory."""
 
-    def __init__(self) -> None:
-        self.pinned = False  # whether values stay in the memory they are in: recorded programs read them there
+    def __init__(self, pinned: bool = False) -> None:
+        self.pinned = pinned  # whether values stay in the memory they are in: recorded programs read them there
         self._vectors: dict[Tensor, dict[str, Tensor]] = {}  # parameter -> name -> local tensor
         self._others: dict[str, Tensor] = {}
 
@@ -95,7 +95,6 @@ class Store:
 
     def load(self, state_dict: dict[str, Any], params: Iterable[Tensor]) -> dict[str, Any]:
         """Take this memory out of a state_dict; return the rest, which is the base optimizer's."""
-        self._vectors, self._others = {}, {}
         rest: dict[Any, Any] = dict(state_dict["state"])
         for key, p in zip(_ids(state_dict), params, strict=False):  # a mismatch is the base's to report
             entry = rest.pop(key, {})

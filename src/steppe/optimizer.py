@@ -371,7 +371,9 @@ class SharpnessAware(Optimizer):
             state_dict = pre_hook(self, state_dict) or state_dict
         ours = [key for key in _OWN if key not in self.defaults]
         own = [{key: group[key] for key in ours if key in group} for group in self.param_groups]
-        self.base.load_state_dict(self._store.load(state_dict, self._all_params()))
+        store = Store(self._store.pinned)
+        self.base.load_state_dict(store.load(state_dict, self._all_params()))
+        self._store = store  # only now: the base may have refused
         if STEP not in self.param_groups[0]:  # the base's own checkpoint, which knows nothing of these
             for group, kept in zip(self.param_groups, own, strict=True):
                 group.update(kept)
