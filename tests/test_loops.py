@@ -162,6 +162,27 @@ def test_a_method_with_other_settings_finds_its_memory(first, then):
     assert torch.isfinite(p).all() and opt.steps == 6
 
 
+def test_a_base_may_have_no_learning_rate():
+    """COCOB, for one, bets instead."""
+
+    class Tenth(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.sub_(0.1 * p.grad)
+
+    ours, expected = weights(0.5), weights(0.5)
+    opt = SharpnessAware(Tenth([ours]), SAM(rho=0.1))
+    opt.step(lambda: quartic(ours))
+    SharpnessAware(SGD([expected], lr=0.1), SAM(rho=0.1)).step(lambda: quartic(expected))
+    torch.testing.assert_close(ours, expected, rtol=1e-15, atol=0)
+    with pytest.raises(RuntimeError, match="needs a direction"):
+        opt.step()
+
+
 def test_a_base_that_maximizes_is_refused():
     """Looks climb the loss. For one who maximizes it that is the good way, and the sharp places would be sought."""
     with pytest.raises(ValueError, match="minimise -loss"):

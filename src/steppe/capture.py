@@ -327,13 +327,13 @@ class _Live:
         for (number, last), group in zip(self._lrs, groups, strict=False):
             _write(number, float(group["lr"]), last)
         for schedule, number, last in self._schedules:
-            _write(number, float(schedule(self._opt.steps, groups[0]["lr"])), last)
+            _write(number, float(schedule(self._opt.steps, groups[0].get("lr"))), last)
 
     @contextlib.contextmanager
     def numbers(self) -> Generator[None, None, None]:
         """While recording: let the optimizer see the tensors."""
         opt, method = self._opt, self._opt.method
-        lrs = [group["lr"] for group in opt.param_groups]
+        lrs = [group.get("lr") for group in opt.param_groups]
         opt.method = self._method
         for group, (number, _) in zip(opt.param_groups, self._lrs, strict=False):
             group["lr"] = number

@@ -87,7 +87,7 @@ class Context:
     """What a method may know of the step it is in, beside what it sees, and what it may ask for."""
 
     step: int  # steps taken so far; a skipped step does not count
-    lr: Any  # learning rate of the first parameter group, before this step
+    lr: Any  # learning rate of the first parameter group, before this step; None if the base has none
     weights: Callable[[], Vector]
     draws: Draws
     memory: Mapping[str, Any] = field(default_factory=dict)  # as the last step left it

@@ -246,7 +246,7 @@ class SharpnessAware(Optimizer):
         if "lr" in self.method.needs:
             checks.check_lr(self.method, self.param_groups, self._lr_set)
         draws = Draws(space, group.setdefault(SEED, 0), self.steps, self._generators)
-        return Context(self.steps, group["lr"], space.live, draws, self._store.recall(space))
+        return Context(self.steps, group.get("lr"), space.live, draws, self._store.recall(space))
 
     def _leave(self, direction: Any, walk: Walk) -> None:
         """Put the direction into p.grad, apart from anything the method keeps: others will change it in place."""
@@ -338,7 +338,7 @@ class SharpnessAware(Optimizer):
 
     def _make_state(self) -> None:
         """A step with nothing to step on: what distributed checkpointing does, at lr 0, to have state created."""
-        if any(float(group["lr"]) != 0 for group in self.param_groups):
+        if any(float(group.get("lr", 1)) != 0 for group in self.param_groups):
             raise RuntimeError(
                 "step() needs a direction: call step(closure), or run your forward and backward in "
                 "`for _ in opt.passes():` first"
