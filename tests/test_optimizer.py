@@ -10,6 +10,7 @@ import warnings
 import weakref
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -277,6 +278,16 @@ def test_a_checkpoint_that_is_refused_changes_nothing():
     with pytest.raises(ValueError, match="parameter group"):
         opt.load_state_dict(its_opt.state_dict())
     assert torch.equal(run(model, opt, 2, 3), run(same_model, same_opt, 2, 3))
+
+
+def test_a_seed_of_numpy_is_a_seed():
+    model, opt = make(steppe.TraceSAM(), seed=np.int64(7))
+    other, its_opt = make(steppe.TraceSAM(), seed=7)
+    assert torch.equal(run(model, opt), run(other, its_opt))
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
 
 
 def test_memory_goes_where_the_parameters_are():

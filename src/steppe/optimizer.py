@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Generator
+from operator import index
 from typing import Any, Literal
 
 import torch
@@ -86,7 +87,7 @@ class SharpnessAware(Optimizer):
             checks.check_group(group)
         self._first_before = self.param_groups[0]  # holds the step count and the seed
         self._first_before.setdefault(STEP, 0)
-        self._first_before.setdefault(SEED, seed)
+        self._first_before.setdefault(SEED, index(seed))  # a plain int: numpy's overflow, and are not loaded safely
 
     # The base owns parameter groups, state and defaults
 
