@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from .saving import Checkpoint, mark_of, weights_of
+from .saving import Checkpoint, mark_of
 
 Which: TypeAlias = Literal["top", "bottom", "magnitude"]
 _BESIDES = 2  # Ritz vectors that a restart keeps besides the wanted ones: those next to them decide how fast it goes
@@ -108,7 +108,7 @@ class Krylov:
         self.coupling = torch.zeros(len(self._next), 0, dtype=torch.float64)  # AQ = QT + next·coupling
         self.notes: dict[str, Any] = {}  # where the measures that use this run have come to: saved with it
         self.saves_itself = True  # now and then, after a step
-        self._weights = weights_of(operator)
+        self._marks = self._marks_now()
         self._checkpoint = Checkpoint(checkpoint, self._identity)
         if state := self._checkpoint.load():
             self.load_state_dict(state)
@@ -145,8 +145,12 @@ class Krylov:
 
     def require_same_weights(self) -> None:
         """Refuse to go on where the model was trained on: the basis belongs to other weights."""
-        if weights_of(self.operator) != self._weights:
+        if self._marks_now() != self._marks:
             raise ValueError("the weights have changed since this Krylov run began: make a new run for the new ones")
+
+    def _marks_now(self) -> list[float] | None:
+        objective = getattr(self.operator, "objective", None)
+        return None if objective is None else objective.marks()
 
     def extend(self, dimension: int) -> None:
         """Grow the basis to a dimension (or to the whole space), as far as it can without a restart."""

@@ -143,13 +143,19 @@ class Objective:
 
     def state(self) -> tuple[Any, ...]:
         """Changes when the weights or buffers do, or the modes where they count: what was computed is then outdated."""
-        tensors = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
+        tensors = self._tensors()
         versions = [(t._version, t.data_ptr()) for t in tensors]
         modes = [module.training for module in self.model.modules()] if self.mode == "as-is" else []
-        # Changes through `.data` leave no other mark than the numbers themselves. Norm and maximum are read in one go.
-        numbers = [t for t in tensors if t.is_floating_point() and t.numel()]
+        return *versions, *modes, *self.marks()  # changes through `.data` leave no other trace than the numbers
+
+    def marks(self) -> list[float]:
+        """Norm and maximum of each weight and buffer: other weights have others. Read from the device in one go."""
+        numbers = [t for t in self._tensors() if t.is_floating_point() and t.numel()]
         marks = [*torch._foreach_norm(numbers), *torch._foreach_max(numbers)]
-        return *versions, *modes, *torch.stack([mark.to(self.device, self.dtype) for mark in marks]).tolist()
+        return torch.stack([mark.to(self.device, self.dtype) for mark in marks]).tolist()
+
+    def _tensors(self) -> list[Tensor]:
+        return [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
 
     def vector(self, flat: Tensor) -> Vector:
         """A flat tensor as a vector in weight space."""

@@ -62,7 +62,8 @@ def mark_of(operator: Any) -> str | None:
     kind, objective = type(operator).__name__, getattr(operator, "objective", None)
     if objective is not None:  # the loss in the digits that every machine agrees on, the weights in all of theirs
         names = hashlib.sha256(", ".join(objective.names).encode()).hexdigest()[:8]
-        return f"{kind} of {names}, weights {weights_of(operator)}, loss {float(objective.loss()):.5g}"
+        weights = _digest(objective.flat(objective.weights()))
+        return f"{kind} of {names}, weights {weights}, loss {float(objective.loss()):.5g}"
     if isinstance(operator, Tensor):
         return f"{kind} {_digest(operator)}"
     if isinstance(scale := getattr(operator, "scale", None), Tensor):
@@ -70,12 +71,7 @@ def mark_of(operator: Any) -> str | None:
     return None
 
 
-def weights_of(operator: Any) -> str | None:
-    """Tells weights apart, to the last bit. None of a plain matrix."""
-    objective = getattr(operator, "objective", None)
-    return None if objective is None else _digest(objective.flat(objective.weights()))
-
-
 def _digest(tensor: Tensor) -> str:
     tensor = tensor.detach().cpu().contiguous()
-    return hashlib.sha256(ctypes.string_at(tensor.data_ptr(), tensor.nbytes)).hexdigest()[:8]
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return hashlib.sha256(memory).hexdigest()[:8]
