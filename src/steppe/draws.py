@@ -38,7 +38,7 @@ class Draws:
 
     def uniform(self, low: float, high: float) -> Vector:
         """Independent entries, uniform between low and high."""
-        return ((high - low) * self._draw(torch.rand) + low).perturbed()
+        return self._draw(lambda shape, **options: torch.rand(shape, **options).mul_(high - low).add_(low))
 
     def sphere(self) -> Vector:
         """A unit vector, all directions alike."""

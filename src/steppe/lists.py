@@ -13,6 +13,8 @@ Number = float | Tensor
 LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
 LARGE = 1 << 20  # entries of a tensor that is worth a kernel of its own
 SMALL = 1 << 18  # a tensor with fewer entries is reduced together with others
+LARGEST = 1 << 25  # entries, or little more, of a temporary
+_GONE = torch.empty(0)
 
 
 def is_one(factor: Number) -> bool:
@@ -26,7 +28,23 @@ def times(a: Number, b: Number) -> Number:
 
 
 def multiplied_out(terms: list[tuple[Number, list[Tensor]]], factor: Number) -> list[Tensor]:
-    """The entries of factor · Σ fᵢ tensorsᵢ, as new tensors (or the only ones there are)."""
+    """The entries of factor · Σ fᵢ tensorsᵢ, as new tensors (or the only ones there are).
+
+    It goes part by part and lets go of what it has used, so that a sum of gradients that nobody else holds makes room
+    for its result.
+    """
+    if len(terms) == 1 and is_one(times(factor, terms[0][0])):
+        return terms[0][1]
+    terms = [(f, list(tensors)) for f, tensors in terms]  # our own lists
+    first, total = terms[0][1], []
+    for part in list(_parts(first, SMALL if first[0].is_cpu else LARGEST)):
+        total += _combined([(f, tensors[part]) for f, tensors in terms], factor)
+        for _, tensors in terms:
+            tensors[part] = [_GONE] * len(tensors[part])
+    return total
+
+
+def _combined(terms: list[tuple[Number, list[Tensor]]], factor: Number) -> list[Tensor]:
     (first, tensors), *rest = terms
     if not rest:
         return _scaled(tensors, times(factor, first))
@@ -127,7 +145,7 @@ def _scaled(tensors: list[Tensor], factor: Number, fresh: bool = False, in_place
     return [(t.to(torch.promote_types(t.dtype, torch.float32)) * on[t.device]).to(t.dtype) for t in tensors]
 
 
-def _parts(tensors: list[Tensor], entries: int = 1 << 25) -> Iterator[slice]:
+def _parts(tensors: list[Tensor], entries: int = LARGEST) -> Iterator[slice]:
     """Slices of a list of tensors, of so many entries or little more: a temporary needs room for one of them."""
     start = count = 0
     for stop, tensor in enumerate(tensors, start=1):

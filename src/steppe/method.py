@@ -33,6 +33,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeAlias
 
+import torch
 from torch import Tensor
 
 from .draws import Draws
@@ -206,6 +207,11 @@ class Method:
         return replace(self, **values) if values else self
 
 
+def remembered(method: Method) -> int:
+    """How many vectors a method remembers between steps."""
+    return sum(isinstance(value, Vector) for value in method.memory(Space([torch.zeros(1)])).values())
+
+
 def is_number(annotation: Any) -> bool:
     """Whether a field is a hyperparameter, by its annotation: `Number`, or its text in any spelling."""
     return annotation.rpartition(".")[2] == "Number" if isinstance(annotation, str) else annotation is Number
@@ -230,7 +236,9 @@ def adaptive_ascent(grad: Vector, w: Vector, eta: float) -> Vector:
         flags = zip(scale.tensors, w.space.adaptive, strict=True)
         scale = Vector([t if adaptive else t.new_ones(t.shape) for t, adaptive in flags], w.space)
     scaled = scale * grad.perturbed()
-    return (scale * scaled) / (scaled.norm() + TINY)
+    length = scaled.norm() + TINY
+    scaled.mul_(scale)  # not a third vector
+    return scaled / length
 
 
 def reusing(here: Seen, looks: Looks) -> Looks:

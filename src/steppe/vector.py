@@ -24,7 +24,7 @@ from .distributed import local, shard_groups, sum_over_shards, wrap_like
 from .lists import Number, is_one, multiplied_out, times
 
 TINY = 1e-12  # guards every division by a norm
-_MOST_TERMS = 4  # that a vector keeps apart before it multiplies them out
+MOST_TERMS = 4  # that a vector keeps apart before it multiplies them out
 
 
 class Space:
@@ -149,15 +149,25 @@ class Vector:
     def tensors(self) -> list[Tensor]:
         """The entries, one local tensor per parameter. Treat them as read-only."""
         if not is_one(self._factor) or len(self._terms) > 1 or not is_one(self._terms[0][0]):
-            self._terms, self._factor = [(1.0, multiplied_out(self._terms, self._factor))], 1.0
+            factor, self._factor = self._factor, 1.0
+            self._terms = [(1.0, multiplied_out(self._given_up(), factor))]
         return self._terms[0][1]
+
+    def _given_up(self) -> list[tuple[Number, list[Tensor]]]:
+        """The terms, which this vector holds no longer: what it becomes may take their place."""
+        terms, self._terms = self._terms, []
+        return terms
 
     def _scaled(self) -> tuple[Number, list[Tensor]]:
         """The entries up to a factor: what reductions need."""
         if len(self._terms) > 1:
-            self._terms = [(1.0, multiplied_out(self._terms, 1.0))]
+            self._terms = [(1.0, multiplied_out(self._given_up(), 1.0))]
         factor, tensors = self._terms[0]
         return times(self._factor, factor), tensors
+
+    def settled(self) -> Vector:
+        """This vector, multiplied out: for what is kept while more is seen, a sum would keep all its terms."""
+        return self._new(self.tensors)
 
     # Arithmetic
 
@@ -172,7 +182,7 @@ class Vector:
             else:
                 terms[same] = (terms[same][0] + factor, tensors)
         # A sum that grew with every look would hold all that was ever seen.
-        return self._sum(terms) if len(terms) <= _MOST_TERMS else self._new(multiplied_out(terms, 1.0))
+        return self._sum(terms) if len(terms) <= MOST_TERMS else self._new(multiplied_out(terms, 1.0))
 
     def _distributed(self) -> list[tuple[Number, list[Tensor]]]:
         return [(times(self._factor, factor), tensors) for factor, tensors in self._terms]
@@ -182,11 +192,14 @@ class Vector:
 
     def __mul__(self, other: Vector | Scalar) -> Vector:
         if isinstance(other, Vector):
-            return self._new(torch._foreach_mul(self.tensors, other.tensors))
+            (a, mine), (b, theirs) = self._scaled(), other._scaled()
+            return self._sum([(1.0, list(torch._foreach_mul(mine, theirs)))], times(a, b))
         if isinstance(other, Each):
             numbers = [factor for factor in other.factors if not isinstance(factor, Tensor)]
             if len(numbers) < len(other.factors):
                 return self._new([t * f for t, f in zip(self.tensors, other.factors, strict=True)])
+            if len(set(numbers)) == 1:
+                return self * numbers[0]
             return self._new(torch._foreach_mul(self.tensors, numbers))
         _require_scalar(other)
         return self._sum(self._terms, times(self._factor, other))
@@ -269,10 +282,10 @@ class Vector:
         factor, theirs = offset._scaled()
         lists.add_scaled(mine, start.tensors, theirs, factor)
 
-    def mul_(self, factor: Tensor) -> None:
-        """Multiply the entries by a number."""
+    def mul_(self, factor: Tensor | Vector) -> None:
+        """Multiply the entries by a number, or each by another vector's."""
         self._norm = None
-        torch._foreach_mul_(self.tensors, factor)
+        torch._foreach_mul_(self.tensors, factor.tensors if isinstance(factor, Vector) else factor)
 
     def __repr__(self) -> str:
         tensors = self._terms[0][1]

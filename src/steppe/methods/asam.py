@@ -32,6 +32,7 @@ class ASAM(Method):
     advice = "SAM that does not mind how layers are scaled. rho about ten times SAM's."
     ranges = "rho 0.5 on CIFAR-10 and SVHN, 1.0 on CIFAR-100; eta 0.01 to 0.1."
     cost = 2
+    copies = 3  # where weights are all there is: T and Tg are gone before the look, which needs one
     radius = "rho"
     nonnegative = ("rho", "eta")
 

@@ -36,7 +36,7 @@ class EntropySGD(Method):
 
     paper = "arXiv 1611.01838"
     advice = "A baseline: needs a learning rate of its own, about 1/gamma."
-    copies = 6
+    copies = 5
     nonnegative = ("eta", "gamma", "eps", "a")
     needs = frozenset({"auxiliary"})
 
@@ -56,8 +56,9 @@ class EntropySGD(Method):
         for _ in range(self.L + 1):
             g = (yield HERE if x is None else Look(x, batch="auxiliary")).grad
             noise = math.sqrt(self.eta) * self.eps * ctx.draws.normal()
-            x = noise - self.eta * g if x is None else x - self.eta * (g + self.gamma * x) + noise
-            mean = (1 - self.a) * x if mean is None else self.a * mean + (1 - self.a) * x
+            x = (noise - self.eta * g if x is None else x - self.eta * (g + self.gamma * x) + noise).settled()
+            del g, noise
+            mean = ((1 - self.a) * x if mean is None else self.a * mean + (1 - self.a) * x).settled()
         assert mean is not None
         return -self.gamma * mean
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ..method import Context, Looks, Memory, Method, Number
+from ..method import Context, Looks, Memory, Method, Number, remembered
 from ..vector import Space
 from .crsam import CRSAM
 from .gam import GAM
@@ -51,8 +51,11 @@ class Every(Method):
 
     @property
     def copies(self) -> int:
-        """As many as the method that has more."""
-        return max(self.method.copies, self.between.copies)
+        """As many as the method that has more, with what the other remembers."""
+        return max(
+            self.method.copies + remembered(self.between),
+            self.between.copies + remembered(self.method),
+        )
 
     @property
     def needs(self) -> frozenset[str]:

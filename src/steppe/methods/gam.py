@@ -89,8 +89,8 @@ class GAM(Method):
 
     @property
     def copies(self) -> int:
-        """The weights, the dᵗ, the offset and, while γ is updated, g, ḡ and u."""
-        return self.T + (5 if self.gamma is None else 2)
+        """The weights, the dᵗ, the offset and, while γ is updated, g, ḡ and u (and g − ḡ)."""
+        return self.T + (2 if self.gamma is not None else 5 if self.discrepancy == "dot" else 6)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..method import HERE, HVP, Context, Look, Looks, Memory, Method, Number, ascent, reusing
+from ..method import HERE, HVP, Context, Look, Looks, Memory, Method, Number, ascent, remembered, reusing
 from ..vector import Space, reject
 from .plain import Plain
 from .sam import SAM
@@ -37,7 +37,6 @@ class GNAM(Method):
     paper = "arXiv 2303.03108"
     advice = "First-order flatness with true Hessian-vector products; GNAMFast does nearly the same without."
     ranges = "rho 0.04 on CIFAR-10, 0.1 on CIFAR-100; alpha 0.1, or 0.3 with ResNet-18."
-    copies = 4
     radius = "rho"
 
     def __post_init__(self) -> None:
@@ -51,6 +50,11 @@ class GNAM(Method):
         return 4 + (0 if self.oracle is None else self.oracle.cost - 1)
 
     @property
+    def copies(self) -> int:
+        """w, g, g(w_adv) and a direction; with an oracle its direction and what it remembers, or g beside its own."""
+        return 4 if self.oracle is None else max(5 + remembered(self.oracle), 1 + self.oracle.copies)
+
+    @property
     def needs(self) -> frozenset[str]:
         """Hessian-vector products, and what the oracle needs."""
         return frozenset({"hvp"}) | (frozenset() if self.oracle is None else self.oracle.needs)
@@ -58,7 +62,7 @@ class GNAM(Method):
     def looks(self, ctx: Context) -> Looks:
         """Equations (1) to (4)."""
         here = yield HERE
-        h_loss = here.grad if self.oracle is None else (yield from reusing(here, self.oracle.looks(ctx)))
+        h_loss = here.grad if self.oracle is None else (yield from reusing(here, self.oracle.looks(ctx))).settled()
         f = yield HVP(ascent(here.grad), HERE, here)
         adv = Look(self.rho * ascent(f))
         there = yield adv
@@ -129,6 +133,7 @@ class GNAMFast(Method):
         h_plus = self.alpha * g1 + (1 - self.alpha) * g3
         published = self.weighting == "published"
         h_minus = g0 + abs(1 - self.beta) * g2 if published else self.beta * g0 + (1 - self.beta) * g2
+        del g0, g1, g2, g3, away  # the sums take their place
         return h_plus - self.gamma * reject(h_minus, h_plus)
 
     @classmethod

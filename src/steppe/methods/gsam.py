@@ -49,8 +49,12 @@ class GSAM(Method):
     )
     cost = 2
     radius = "rho"
-    copies = 2
     nonnegative = ("rho", "alpha", "eta")
+
+    @property
+    def copies(self) -> int:
+        """The weights and g; where each weight has its own size, that size and g in its units before."""
+        return 2 if self.ascent == "plain" else 3
 
     def __post_init__(self) -> None:
         super().__post_init__()

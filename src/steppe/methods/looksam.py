@@ -58,6 +58,7 @@ class LookSAM(Method):
             g_s = (yield Look(self.rho * ascent(g))).grad
             ctx.note_gap()
             g_v = reject(g_s, g)
+            del g  # g_v takes its place
             size = g_v.norm()
             rounding = 8 * torch.finfo(size.dtype).eps * g_s.norm()  # what is left of a g_s parallel to g
             ctx.remember(g_v=(size > rounding).to(size.dtype) * g_v)

@@ -38,7 +38,7 @@ class SASAM(Method):
     advice = "When there is no time to tune: only a small first learning rate to choose."
     ranges = "delta 0.02; first learning rates 1e-4 to 1e-1 (0.05 in published code), no momentum."
     cost: ClassVar[float] = 3
-    copies = 3
+    copies = 4
     nonnegative = ("delta",)
     needs = frozenset({"lr"})
     perturbs: ClassVar[bool] = True
@@ -55,18 +55,20 @@ class SASAM(Method):
         else:
             new = last_eta == 0  # steps were taken, but by another method: t = 0 is now
             last_eta = torch.where(new, ctx.lr, last_eta)
-            moved = (ctx.memory["w"] - ctx.w).perturbed()
-            before = yield Look(moved)
+            back = (ctx.memory["w"] - ctx.w).perturbed()
+            moved = back.norm()
+            before = yield Look(back)
+            del back
             changed = (here.grad - before.grad).perturbed().norm()
-            smooth = moved.norm() / ((1 if self.published else 2) * changed + TINY)
-            smooth = torch.where((moved.norm() == 0) | (changed == 0), torch.inf, smooth)  # nothing is known of it
+            smooth = moved / ((1 if self.published else 2) * changed + TINY)
+            smooth = torch.where((moved == 0) | (changed == 0), torch.inf, smooth)  # nothing is known of it
             grown = self._grown(last_theta) * last_eta
             eta = torch.minimum(smooth, grown) + (1e-8 if self.published else 0.0)
             unbounded = eta.isinf()  # by either: as if this step had not been
             eta = torch.where(new, growth * last_eta, torch.where(unbounded, last_eta, eta))
             theta = torch.where(unbounded, last_theta, eta / last_eta)
             theta = torch.where(new, growth if self.published else torch.inf, theta)
-            del moved, before
+            del before
         ctx.set_lr(eta)
         ctx.metrics["eta"] = eta
         ctx.remember(eta=eta, theta=theta, w=ctx.w)
@@ -102,5 +104,5 @@ class SASGD(SASAM):
     paper = "arXiv 1910.09529"
     advice = "The base optimizer with a learning rate that sets itself."
     cost = 2
-    copies = 3
+    copies = 4
     perturbs = False

@@ -49,7 +49,6 @@ class SSAM(Method):
     paper = "arXiv 2210.05177"
     advice = "SAM on half the weights; saves no time on dense hardware."
     ranges = "rho 0.1 (0.2 on CIFAR-100), sparsity 0.5, 16 samples, a new mask every epoch."
-    copies = 3
     radius = "rho"
 
     def __post_init__(self) -> None:
@@ -64,6 +63,11 @@ class SSAM(Method):
                 raise ValueError(f"SSAM: {name} must be a whole number, at least 1, not {count!r}")
         if isinstance(self.drop, (int, float)) and not 0 <= self.drop <= 1:
             raise ValueError(f"SSAM: drop is a share, at least 0 and at most 1, not {self.drop}")
+
+    @property
+    def copies(self) -> int:
+        """While a mask is made; 3 in the steps between: the weights, the mask and g."""
+        return 5 if self.rule == "fisher" else 6
 
     @property
     def cost(self) -> float:
@@ -95,9 +99,9 @@ class SSAM(Method):
         return None if self._makes_mask(turn) and changes else int(self._makes_mask(turn))
 
     def _fisher(self, like: Vector) -> Looks:
-        score = 0.0 * like
+        score = like.space.zeros()
         for i in range(self.samples):
-            score = score + (yield Look(batch="sample", sample=i)).grad ** 2
+            score.add_((yield Look(batch="sample", sample=i)).grad ** 2)
         return largest(score.perturbed(), self._kept(like.space))
 
     def _dynamic(self, ctx: Context, g: Vector, first: bool) -> Vector:

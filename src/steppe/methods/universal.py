@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..draws import Draws
 from ..method import HERE, Context, Look, Looks, Method, Number, ascent
-from ..vector import Vector
+from ..vector import MOST_TERMS, Vector
 from .sam import SAM
 
 Sampler = Callable[[Draws, Vector], Vector]  # a direction to look in; may depend on the gradient
@@ -86,8 +86,8 @@ class _Sampled(Method):
 
     @property
     def copies(self) -> int:
-        """Every draw's gradient is held until the coefficients are known."""
-        return int(self.cost)
+        """Every draw's gradient is held until the coefficients are known; a sum of many needs room for itself."""
+        return int(self.cost) + (self.cost > MOST_TERMS)
 
     def looks(self, ctx: Context) -> Looks:
         """Equations (1) and (2) of `UniversalSAM`."""
