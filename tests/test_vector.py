@@ -99,6 +99,13 @@ def test_add_in_place(factor, dtype):
     torch.testing.assert_close(flat(a), expected, rtol=1e-6, atol=1e-7)
 
 
+def test_multiply_in_place_on_two_devices():
+    """A loss scale is a number on one of them."""
+    v = Vector([torch.ones(2), torch.ones(2, device="meta")])
+    v.mul_(torch.tensor(3.0))
+    assert v.tensors[0].tolist() == [3, 3] and v.tensors[1].is_meta
+
+
 def test_add_in_place_whatever_lies_how_in_memory():
     """One kernel walks through memory as it comes: it may have only what is laid out alike, and without gaps."""
     image = torch.arange(24.0).reshape(1, 2, 3, 4)

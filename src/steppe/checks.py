@@ -19,6 +19,8 @@ def check_settings(base: Any, method: Any, model: Any, local: bool, hvp: str, ow
     """The arguments of `SharpnessAware`, whose class is `own`."""
     if not isinstance(base, Optimizer):
         raise TypeError(f"base must be a torch.optim.Optimizer, not {base!r}; build it first, then wrap it")
+    if not base.param_groups:  # what Lightning makes where configure_optimizers returns None
+        raise ValueError("the base optimizer has no parameters")
     if isinstance(base, (LBFGS, SparseAdam, own)):
         raise TypeError(f"{type(base).__name__} cannot be the base: it does not step on one dense gradient")
     if not isinstance(method, Method):

@@ -61,7 +61,7 @@ def hessian_product(closures: Closures, look: Pass, params: Sequence[Tensor], mo
             reached = [(g, v) for g, v in zip(grads, vector.tensors, strict=True) if g is not None and g.requires_grad]
             rows: Sequence[Tensor | None] = [None] * len(params)  # of a loss that is linear in all of them
             if reached:
-                dot = torch.stack([(g * v).sum() for g, v in reached]).sum()
+                dot = vector.space.total([(g * v).sum() for g, v in reached])
                 rows = torch.autograd.grad(dot, params, allow_unused=True)
             product = vector.space.vector(rows)
             total = product if total is None else total + product

@@ -284,8 +284,13 @@ class Vector:
 
     def mul_(self, factor: Tensor | Vector) -> None:
         """Multiply the entries by a number, or each by another vector's."""
-        self._norm = None
-        torch._foreach_mul_(self.tensors, factor.tensors if isinstance(factor, Vector) else factor)
+        mine, self._norm = self.tensors, None
+        if isinstance(factor, Vector):
+            torch._foreach_mul_(mine, factor.tensors)
+        elif self.space._in_one_place:
+            torch._foreach_mul_(mine, factor)
+        else:
+            torch._foreach_mul_(mine, [factor.to(t.device) for t in mine])
 
     def __repr__(self) -> str:
         tensors = self._terms[0][1]

@@ -293,6 +293,7 @@ def test_checkpoints_of_wrapped_models_are_read(run, tmp_path, prefix, model):
         (("measure", "end.pt", *COMMON, "--what", "trace", "--out", "text.pt"), "text.pt"),
         (("landscape", "end.pt", *COMMON, "--points", "3", "--out", "text.pt"), "text.pt"),
         (("landscape", "end.pt", *COMMON, "--points", "4"), "odd"),
+        (("landscape", "end.pt", *COMMON, "--reach", "inf"), "reach must be positive and finite"),
         (("landscape", "end.pt", *COMMON, "--dimensions", "3"), "1 or 2"),
         (("landscape", "end.pt", *COMMON, "--along", "the road"), "random or eigenvectors"),
     ],

@@ -277,6 +277,14 @@ def test_what_cannot_be_measured_says_what_to_do(model, change, error, message):
         Hessian(arguments.pop("model"), arguments.pop("loss_fn"), arguments.pop("data"), **arguments).dense()
 
 
+def test_a_tied_parameter_is_selected_by_any_of_its_names():
+    first, second = nn.Linear(16, 16), nn.Linear(16, 16)
+    second.weight = first.weight
+    model = nn.Sequential(first, second)
+    objective = Objective(model, F.cross_entropy, digits(20, side=4), params="1.*")
+    assert objective.names == ["0.weight", "1.bias"]
+
+
 @pytest.mark.parametrize("rho", [0.0, -0.1, float("nan")])
 def test_a_radius_must_be_positive(model, rho):
     objective = Objective(model, F.cross_entropy, digits(20, side=4))

@@ -411,8 +411,13 @@ class DrawsItself(NoSchedule):
         raise AssertionError("never called")
 
 
-@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")
-@pytest.mark.parametrize("method", [steppe.SSAM(), "dataloader_iter", "manual", "none", "twice"], ids=str)
+class WithoutOptimizer(Net):
+    def configure_optimizers(self) -> Any:
+        return None
+
+
+@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor", "ignore:.*run with no optimizer")
+@pytest.mark.parametrize("method", [steppe.SSAM(), "dataloader_iter", "manual", "none", "twice", "nothing"], ids=str)
 def test_what_cannot_work_says_so(method: Any):
     module, callback = NoSchedule(), SharpnessAwareCallback(METHODS["SAM"])
     if method == "manual":
@@ -423,9 +428,13 @@ def test_what_cannot_work_says_so(method: Any):
         module = Unmodified()
     elif method == "dataloader_iter":
         module = DrawsItself()
+    elif method == "nothing":
+        module = WithoutOptimizer()
     else:
         callback = SharpnessAwareCallback(method)
-    with pytest.raises((RuntimeError, TypeError), match=r"single examples|draws its batches|passes|method"):
+    with pytest.raises(
+        (RuntimeError, TypeError, ValueError), match=r"single examples|draws its batches|passes|method|no parameters"
+    ):
         fit(module, callback)
 
 

@@ -16,6 +16,7 @@ True
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -177,8 +178,8 @@ def along_trajectory(
 
 def grid(reach: float, points: int) -> Tensor:
     """Evenly spaced from −reach to reach, with 0 among them."""
-    if not reach > 0:
-        raise ValueError(f"reach must be positive, got {reach}")
+    if not 0 < reach < math.inf:
+        raise ValueError(f"reach must be positive and finite, got {reach}")
     if points < 3 or points % 2 == 0:
         raise ValueError(f"points must be odd and at least 3, so that 0 is one of them, got {points}")
     half = torch.linspace(0, reach, points // 2 + 1, dtype=torch.float64)

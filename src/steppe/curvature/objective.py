@@ -405,6 +405,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _select(model: nn.Module, params: Selection) -> dict[str, nn.Parameter]:
+    """The selected parameters, each under its first name; a tied one may be selected by any of its names."""
     named = dict(model.named_parameters())
     if params is None:
         return {name: p for name, p in named.items() if p.requires_grad}
@@ -416,12 +417,13 @@ def _select(model: nn.Module, params: Selection) -> dict[str, nn.Parameter]:
     patterns = [w for w in wanted if isinstance(w, str)]
     identities = {id(w) for w in wanted if isinstance(w, Tensor)}
     for pattern in patterns:
-        if not fnmatch.filter(named, pattern):
+        called = [p for name, p in model.named_parameters(remove_duplicate=False) if fnmatch.fnmatchcase(name, pattern)]
+        if not called:
             raise ValueError(f"no parameter is called {pattern!r}; the model has {', '.join(named)}")
+        identities |= {id(p) for p in called}
     if identities - {id(p) for p in named.values()}:
         raise ValueError("some of the given params are not parameters of the model")
-    matches = lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)  # noqa: E731
-    return {name: p for name, p in named.items() if id(p) in identities or matches(name)}
+    return {name: p for name, p in named.items() if id(p) in identities}
 
 
 def _check_measurable(params: Mapping[str, Tensor]) -> None:
