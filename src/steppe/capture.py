@@ -238,7 +238,7 @@ class Captured:
             draw_looks_from(opt, [])
             generator.graphsafe_set_state(own)
         self._pool = graph.pool()
-        return _Recorded(graph, inputs, loss, Left.by(opt), masks)
+        return _Recorded(graph, inputs, Left.by(opt, loss), masks)
 
     def _give_up(self, error: Exception) -> None:
         torch.cuda.synchronize()
@@ -263,10 +263,10 @@ class Captured:
         recorded.graph.replay()
         if recorded.masks:
             self._generator().set_state(recorded.masks[0].get_state())
-        recorded.left.give_to(self._opt)
+        loss = recorded.left.give_to(self._opt)
         if not self._whole:
             self._step()
-        return recorded.loss.clone()  # the next replay writes over it
+        return loss
 
     def _generator(self) -> torch.Generator:
         device = self._opt.param_groups[0]["params"][0].device
@@ -279,7 +279,6 @@ class _Recorded:
 
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
-    loss: Tensor
     left: Left
     masks: list[torch.Generator]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ def draw_looks_from(opt: SharpnessAware, states: list[torch.Generator]) -> None:
 class Left:
     """What a step, or its first half, has left behind on the Python side when it was recorded, not run."""
 
+    loss: Tensor
     params: list[Tensor]
     grads: list[Tensor | None]
     pending: tuple[Space, Context] | None
@@ -43,24 +44,33 @@ class Left:
     lrs: list[Any] | None
 
     @classmethod
-    def by(cls, opt: SharpnessAware) -> Left:
+    def by(cls, opt: SharpnessAware, loss: Tensor) -> Left:
         """Take it from the optimizer."""
         params = opt._trainable()
         if opt._pending is None:
             opt.param_groups[0][STEP] = opt.steps - 1
         lrs = [group["lr"] for group in opt.param_groups] if "lr" in opt.method.needs else None
-        return cls(params, [p.grad for p in params], opt._pending, opt.metrics, lrs)
+        metrics = opt.metrics if opt._pending is None else opt._pending[1].metrics
+        return cls(loss, params, [p.grad for p in params], opt._pending, metrics, lrs)
 
-    def give_to(self, opt: SharpnessAware) -> None:
-        """The device has run the recorded step, or its first half, again: be as if it had been run here."""
+    def give_to(self, opt: SharpnessAware) -> Tensor:
+        """The device has run the recorded step, or its first half, again: be as if it had been run here.
+
+        Loss and metrics are copies: the next replay, of this recording or another, writes over the originals.
+        """
+        names = [name for name, value in self.metrics.items() if isinstance(value, Tensor)]
+        loss, *values = torch._foreach_mul([self.loss, *(self.metrics[name] for name in names)], 1)
+        metrics = {**self.metrics, **dict(zip(names, values, strict=True))}
         for p, grad in zip(self.params, self.grads, strict=True):
             p.grad = grad
         if self.pending is not None:
-            opt._pending = self.pending
-            return
+            space, ctx = self.pending
+            opt._pending = space, replace(ctx, metrics=metrics)
+            return loss
         if self.lrs is not None:
             opt._lr_set = self.lrs[0]
             for group, lr in zip(opt.param_groups, self.lrs, strict=True):
                 group["lr"] = lr
-        opt.metrics = self.metrics
+        opt.metrics = metrics
         opt.param_groups[0][STEP] = opt.steps + 1
+        return loss

@@ -198,8 +198,6 @@ class Vector:
             numbers = [factor for factor in other.factors if not isinstance(factor, Tensor)]
             if len(numbers) < len(other.factors):
                 return self._new([t * f for t, f in zip(self.tensors, other.factors, strict=True)])
-            if len(set(numbers)) == 1:
-                return self * numbers[0]
             return self._new(torch._foreach_mul(self.tensors, numbers))
         _require_scalar(other)
         return self._sum(self._terms, times(self._factor, other))

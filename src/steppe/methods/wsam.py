@@ -31,8 +31,12 @@ class WSAM(Method):
     advice = "How much sharpness counts is a weight of its own; rho can then stay small."
     ranges = "rho 0.05, gamma 0.9."
     cost = 2
-    copies = 2
     radius = "rho"
+
+    @property
+    def copies(self) -> int:
+        """The weights and g; decoupled, the move aside and its product with the learning rate."""
+        return 3 if self.decoupled else 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
