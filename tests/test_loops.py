@@ -15,6 +15,7 @@ from steppe import FSAM, GAM, HERE, SAM, SASAM, Every, Look, LookSAM, SharpnessA
 from steppe.memory import Store
 from steppe.method import Context
 from steppe.optimizer import SEED, STEP
+from steppe.recorded import pin
 from steppe.vector import Space, Vector
 
 DOUBLE = torch.float64
@@ -268,6 +269,20 @@ def test_what_cannot_be_remembered_is_refused_before_the_step():
     with pytest.raises(TypeError, match=r"remember\(count=...\) takes a Vector or a tensor"):
         opt.step(lambda: quartic(p))
     assert p.item() == 0.5
+
+
+def test_metrics_are_not_written_over_where_memory_stays_in_place():
+    """What a step remembers may be what it says of itself."""
+    p = weights(0.5)
+    opt = SharpnessAware(SGD([p], lr=0.1), steppe.SASAM())
+    logged, values = [], []
+    for step in range(6):
+        if step == 3:
+            pin(opt)  # as the first recording does
+        opt.step(lambda: quartic(p))
+        logged.append(opt.metrics["eta"])
+        values.append(opt.metrics["eta"].item())
+    assert [eta.item() for eta in logged] == values and len(set(values)) > 3
 
 
 @pytest.mark.parametrize("pinned", [False, True])

@@ -30,6 +30,12 @@ class Store:
         self._vectors: dict[Tensor, dict[str, Tensor]] = {}  # parameter -> name -> local tensor
         self._others: dict[str, Tensor] = {}
 
+    def pin(self) -> None:
+        """From now on, let values stay where they are; not where the last step left them, in its metrics too."""
+        if not self.pinned:
+            self._others = {name: value.clone() for name, value in self._others.items()}
+        self.pinned = True
+
     def prepare(self, method: Method, space: Space) -> None:
         """Make what is missing of a method's memory."""
         for p in space.params:

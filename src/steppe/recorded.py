@@ -17,7 +17,7 @@ from .vector import Space
 def pin(opt: SharpnessAware) -> None:
     """From now on, keep what the method remembers where it is in memory: a recorded step reads it there."""
     opt._space()  # makes the memory, if no step has yet
-    opt._store.pinned = True
+    opt._store.pin()
 
 
 def generators(opt: SharpnessAware) -> list[torch.Generator]:
