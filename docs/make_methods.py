@@ -70,7 +70,12 @@ def pages() -> dict[Path, str]:
         "",
         "One optimizer drives them all: `steppe.SharpnessAware(base, steppe.SAM(), model=model)`.",
     ]
-    index += ["", "*looks*: gradient evaluations a step. *copies*: extra copies of the parameters at the peak.", ""]
+    index += [
+        "",
+        "*looks*: gradient evaluations a step.",
+        "*copies*: extra copies of the parameters at the peak, on a model that is all weights.",
+        "",
+    ]
     table = markdown_table()
     made = {}
     for cls in known_methods():
