@@ -15,28 +15,26 @@ True
 from __future__ import annotations
 
 import copy
-import fnmatch
 import functools
 import math
 import random
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..quiet import Snapshot
 from ..vector import Space, Vector
 from .data import Data, count, length
+from .selection import Selection, require_measurable, select
 
 Mode: TypeAlias = Literal["eval", "batch", "train", "as-is"]
-Selection: TypeAlias = "str | nn.Module | Iterable[str | nn.Parameter] | Callable[[str, nn.Parameter], bool] | None"
 
 _MODES = ("eval", "batch", "train", "as-is")
 _PREFIX = "model."
@@ -89,8 +87,8 @@ class Objective:
         self.reduction = found = reduction or _setting(loss_fn, "reduction", "mean")
         if found not in ("mean", "sum"):
             raise ValueError(f'the loss must be reduced over the batch: reduction "mean" or "sum", not {found!r}')
-        selected = _select(self.model, params)
-        _check_measurable(selected)
+        selected = select(self.model, params)
+        require_measurable(selected)
         self.names = list(selected)
         self.space = Space([p.detach() for p in selected.values()])
         self._originals = list(selected.values())
@@ -133,8 +131,8 @@ class Objective:
     def restricted(self, params: Selection) -> Objective:
         """The same loss as a function of fewer parameters: those of the measured ones that are selected."""
         fewer = copy.copy(self)
-        selected = {name: p for name, p in _select(self.model, params).items() if name in self.names}
-        _check_measurable(selected)
+        selected = {name: p for name, p in select(self.model, params).items() if name in self.names}
+        require_measurable(selected)
         fewer.names, fewer._originals = list(selected), list(selected.values())
         if self._moved is not None:
             raise ValueError("restrict the parameters first, then move: objective.restricted(...).at(...)")
@@ -402,43 +400,6 @@ def _unwrapped(model: nn.Module) -> nn.Module:
             model = inner
         else:
             return model
-
-
-def _select(model: nn.Module, params: Selection) -> dict[str, nn.Parameter]:
-    """The selected parameters, each under its first name; a tied one may be selected by any of its names."""
-    named = dict(model.named_parameters())
-    if params is None:
-        return {name: p for name, p in named.items() if p.requires_grad}
-    if isinstance(params, nn.Module):
-        params = list(params.parameters())
-    if callable(params):
-        return {name: p for name, p in named.items() if params(name, p)}
-    wanted = [params] if isinstance(params, str) else list(params)
-    patterns = [w for w in wanted if isinstance(w, str)]
-    identities = {id(w) for w in wanted if isinstance(w, Tensor)}
-    for pattern in patterns:
-        called = [p for name, p in model.named_parameters(remove_duplicate=False) if fnmatch.fnmatchcase(name, pattern)]
-        if not called:
-            raise ValueError(f"no parameter is called {pattern!r}; the model has {', '.join(named)}")
-        identities |= {id(p) for p in called}
-    if identities - {id(p) for p in named.values()}:
-        raise ValueError("some of the given params are not parameters of the model")
-    return {name: p for name, p in named.items() if id(p) in identities}
-
-
-def _check_measurable(params: Mapping[str, Tensor]) -> None:
-    if not params:
-        raise ValueError("no parameters to measure: none requires a gradient, or the selection is empty")
-    for name, p in params.items():
-        if isinstance(p, DTensor):
-            raise TypeError(
-                f"{name} is sharded (DTensor), and products need whole weights: on every rank load "
-                "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
-                "options=StateDictOptions(full_state_dict=True)) into a plain copy of the model, and measure that with "
-                "group=, so that each rank takes its share of the data"
-            )
-        if p.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"{name} is {p.dtype}, too coarse for curvature: use model.float() or model.double()")
 
 
 def _numpy_state() -> Any:

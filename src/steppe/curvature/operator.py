@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..vector import Vector
-from .objective import Objective, Selection
+from .objective import Objective
 from .products import (
     Product,
     central_difference,
@@ -28,6 +28,7 @@ from .products import (
     saved_bytes,
     undifferentiable,
 )
+from .selection import Selection
 
 Way: TypeAlias = Literal["auto", "graph", "fresh", "forward", "difference"]
 _WAYS = ("auto", "graph", "fresh", "forward", "difference")
