@@ -13,7 +13,7 @@ Number = float | Tensor
 LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
 LARGE = 1 << 20  # entries of a tensor that is worth a kernel of its own
 SMALL = 1 << 18  # a tensor with fewer entries is reduced together with others
-LARGEST = 1 << 25  # entries, or little more, of a temporary
+LARGEST = 1 << 25  # a temporary ends with the tensor that brings it to so many entries
 _GONE = torch.empty(0)
 
 
@@ -146,7 +146,7 @@ def _scaled(tensors: list[Tensor], factor: Number, fresh: bool = False, in_place
 
 
 def _parts(tensors: list[Tensor], entries: int = LARGEST) -> Iterator[slice]:
-    """Slices of a list of tensors, of so many entries or little more: a temporary needs room for one of them."""
+    """Slices of a list of tensors, each up to the one that brings it to so many entries: room for one is enough."""
     start = count = 0
     for stop, tensor in enumerate(tensors, start=1):
         count += tensor.numel()

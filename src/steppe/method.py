@@ -134,7 +134,7 @@ class Method:
     ranges: ClassVar[str] = ""  # what the papers used
     cost: ClassVar[float] = 1  # looks per step, on average; a Hessian-vector product counts as one
     # Extra copies of the model held at the peak, memory between steps included, where weights are all there is (on a
-    # GPU beside temporaries of 2^25 entries). While looking most methods hold fewer, and activations are larger.
+    # GPU beside temporaries: see `lists.LARGEST`). While looking most methods hold fewer, and activations are larger.
     copies: ClassVar[int] = 1
     nonnegative: ClassVar[tuple[str, ...]] = ("rho",)
     radius: ClassVar[str] = ""  # the field that a parameter group's "rho" overrides
