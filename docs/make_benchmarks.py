@@ -68,7 +68,7 @@ def method_cost(record: dict[str, Any], name: str) -> Iterator[Chart]:
     """Time of each method's step over as many bare passes as it looks."""
     bars = {f"{r['method']}, {r['looks']:.3g} looks": {"steppe": r["over_bare"]} for r in record["records"]}
     title = f"{record['model']}, batch {record['batch']}, {_where(record)}"
-    yield Chart(name, title, "time of a step", bars, "as many bare passes as it looks")
+    yield Chart(name, title, "time of a step", bars, "as many bare passes")
 
 
 def curvature(record: dict[str, Any], name: str) -> Iterator[Chart]:
@@ -227,7 +227,8 @@ KINDS = {
     ),
     "method_cost": Kind(
         "Every method",
-        "The median time of each method's step over as many bare passes as it looks. 1 is the least possible.",
+        "The median time of each method's step over as many bare passes as it looks. 1 is the least possible: what is "
+        "below shows the noise.",
         method_cost,
     ),
     "peak_memory": Kind(
