@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import steppe
+from steppe.engine.isolation import Quiet
 from steppe.lab.models import build
-from steppe.quiet import Quiet
 from steppe.vector import Space, Vector
 
 BATCH, ROUNDS = 128, 30

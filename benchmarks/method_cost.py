@@ -24,7 +24,8 @@ from peak_memory import peak_bytes
 from torch import Tensor, nn
 
 import steppe
-from steppe.cli import known_methods, with_defaults
+from steppe.methods.registry import own_methods as known_methods
+from steppe.methods.registry import with_defaults
 
 
 def contender(method: steppe.Method) -> Contender:

@@ -17,7 +17,7 @@ def commands() -> str:
     """Every command with its arguments and options, as Markdown."""
     from typer.main import get_command
 
-    from steppe.cli import app
+    from steppe.cli.app import app
 
     return "\n".join(section(name, command) for name, command in commands_of(get_command(app)).items())
 

@@ -168,7 +168,8 @@ def limits(record: dict[str, Any], name: str) -> Iterator[Chart]:
 
 def looks() -> Chart:
     """Gradient evaluations a step of every method, for the page on choosing one."""
-    from steppe.cli import known_methods, with_defaults
+    from steppe.methods.registry import own_methods as known_methods
+    from steppe.methods.registry import with_defaults
 
     costs = {cls.__name__: float(with_defaults(cls).cost) for cls in known_methods()}
     costs.pop("Every")  # costs what it is asked to

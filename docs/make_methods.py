@@ -9,8 +9,10 @@ import inspect
 from dataclasses import MISSING, fields
 from pathlib import Path
 
-from steppe.cli import known_methods, markdown_table, with_defaults
+from steppe.cli.app import markdown_table
 from steppe.method import Method
+from steppe.methods.registry import own_methods as known_methods
+from steppe.methods.registry import with_defaults
 
 DOCS = Path(__file__).parent
 

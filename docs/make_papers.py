@@ -12,9 +12,9 @@ from pathlib import Path
 
 from steppe.papers import Experiment, experiments, find, modules
 from steppe.papers.claims import NOT_REPRODUCED, NOT_RUN, REPRODUCED, SMALLER
+from steppe.papers.definitions.s0 import ROWS
 from steppe.papers.figures import FIGURES, draw, drawable
-from steppe.papers.runs import Results
-from steppe.papers.s0_gam import ROWS
+from steppe.papers.run import Results
 from steppe.papers.show import HEADER, Line, fair, findings, lines, matrix, offset, run_on
 
 DOCS = Path(__file__).parent

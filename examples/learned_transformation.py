@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from steppe import GAM, HVP, Context, Look, Seen, Vector
-from steppe.draws import Draws
+from steppe.engine.random_vectors import Draws
 from steppe.methods.gam import transformation
 
 

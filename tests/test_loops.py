@@ -12,10 +12,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import steppe
 from steppe import FSAM, GAM, HERE, SAM, SASAM, Every, Look, LookSAM, SharpnessAware, ascent
-from steppe.memory import Store
+from steppe.engine.state import Store
+from steppe.graphs.recorder import pin
 from steppe.method import Context
 from steppe.optimizer import SEED, STEP
-from steppe.recorded import pin
 from steppe.vector import Space, Vector
 
 DOUBLE = torch.float64

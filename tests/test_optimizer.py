@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-import problems
 import steppe
-from problems import adamw, by_closure, everything, same, seeded, sgd, weights
+from helpers import problems
+from helpers.problems import adamw, by_closure, everything, same, seeded, sgd, weights
 from steppe import GSAM, HERE, SAM, Look, Method, Plain, SharpnessAware, ascent
 
 
@@ -454,13 +454,13 @@ def test_kept_gradients_are_not_those_that_clipping_changes():
 def test_a_step_lets_go_of_all_it_held(method, monkeypatch):
     """A circle of references would keep vectors as large as the model until the garbage collector comes."""
     contexts = []
-    init = steppe.walk.Walk.__init__
+    init = steppe.engine.looks.Walk.__init__
 
     def noting(self, *args):
         init(self, *args)
         contexts.append(weakref.ref(self.ctx))
 
-    monkeypatch.setattr(steppe.walk.Walk, "__init__", noting)
+    monkeypatch.setattr(steppe.engine.looks.Walk, "__init__", noting)
     model, opt = make(method)
     gc.disable()
     try:

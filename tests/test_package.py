@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import steppe
-from steppe.doctor import module_of, optional_packages
+from steppe.cli.doctor import module_of, optional_packages
 
 ROOT = Path(__file__).parents[1]
 HERE = Path(steppe.__file__).parent

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import steppe.draws
+import steppe.engine.random_vectors
 from steppe import Space, Vector, reject, unit
 from steppe.vector import Each
 
@@ -231,8 +231,8 @@ def test_draws_on_two_devices_are_not_the_same_numbers(monkeypatch):
     """Two names of the CPU stand for two devices of one kind."""
     first, second = params = [torch.zeros(3), torch.zeros(3)]
     device = {id(first): torch.device("cpu"), id(second): torch.device("cpu", 0)}
-    alone = steppe.draws.Draws(Space([first]), seed=0, step=0).normal().tensors
-    monkeypatch.setattr(steppe.draws, "local", lambda t: SimpleNamespace(device=device[id(t)]))
-    drawn = steppe.draws.Draws(Space(params), seed=0, step=0).normal().tensors
+    alone = steppe.engine.random_vectors.Draws(Space([first]), seed=0, step=0).normal().tensors
+    monkeypatch.setattr(steppe.engine.random_vectors, "local", lambda t: SimpleNamespace(device=device[id(t)]))
+    drawn = steppe.engine.random_vectors.Draws(Space(params), seed=0, step=0).normal().tensors
     assert torch.equal(drawn[0], alone[0])
     assert not (drawn[1] == drawn[0]).any()

@@ -7,7 +7,7 @@ import sys
 def main() -> None:
     """Entry point of the `steppe` command."""
     try:
-        from .cli import app
+        from .cli.app import app
     except ImportError as error:
         sys.exit(f'the steppe command needs {error.name}: pip install "steppe[cli]"')
     for stream in (sys.stdout, sys.stderr):

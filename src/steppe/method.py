@@ -28,20 +28,23 @@ tensor([1.0005, 8.0591], dtype=torch.float64)
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
-from .draws import Draws
+from .engine.random_vectors import Draws
 from .vector import TINY, Each, Space, Vector, unit
 
-# A hyperparameter: a number, or a Schedule, which the optimizer turns into a number before `looks` runs.
-Number: TypeAlias = Any
 Schedule: TypeAlias = Callable[[int, Any], Any]  # (step, learning rate) -> number
+# A hyperparameter: a number, or a Schedule, which the optimizer turns into a number before `looks` runs.
+Number: TypeAlias = Annotated[Any, "a number or a schedule"]
 
 
 @dataclass(frozen=True)
@@ -139,15 +142,18 @@ class Method:
     nonnegative: ClassVar[tuple[str, ...]] = ("rho",)
     radius: ClassVar[str] = ""  # the field that a parameter group's "rho" overrides
     needs: ClassVar[frozenset[str]] = frozenset()  # of "loss", "auxiliary", "sample", "hvp", "lr"
-    registry: ClassVar[dict[str, type[Method]]] = {}
+    aliases: ClassVar[tuple[str, ...]] = ()  # other names, in lower case
+    registry: ClassVar[dict[str, type[Method]]] = {}  # every method class there is, by its name in lower case
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
+        _refuse_reserved_fields(cls)
         if not cls.__name__.startswith("_"):
-            Method.registry[cls.__name__.lower()] = cls
+            _register(cls)
 
     def __post_init__(self) -> None:
-        for name, value in _numbers(self).items():
+        for name in sorted(number_fields(type(self))):
+            value = getattr(self, name)
             if isinstance(value, (Tensor, Each)) or callable(value):
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -191,12 +197,12 @@ class Method:
 
         `group_rho` holds, for each parameter, the radius its group asks for, or None: it overrides the method's.
         """
-        values: dict[str, Any] = {}
+        numbers, values = number_fields(type(self)), dict[str, Any]()
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, Method):
                 values[f.name] = value.at(step, lr, group_rho)
-            elif is_number(f.type) and callable(value):
+            elif f.name in numbers and callable(value):
                 values[f.name] = value(step, lr)
         if group_rho is not None and not self.radius and any(f.name == "rho" for f in fields(self)):
             raise ValueError(
@@ -214,13 +220,44 @@ def remembered(method: Method) -> int:
     return sum(isinstance(value, Vector) for value in method.memory(Space([torch.zeros(1)])).values())
 
 
-def is_number(annotation: Any) -> bool:
-    """Whether a field is a hyperparameter, by its annotation: `Number`, or its text in any spelling."""
-    return annotation.rpartition(".")[2] == "Number" if isinstance(annotation, str) else annotation is Number
+@functools.cache
+def number_fields(cls: type[Method]) -> frozenset[str]:
+    """The names of a method's fields that are of the type `Number`."""
+    return frozenset(f.name for f in fields(cls) if _annotation(cls, f.name, f.type) == Number)
 
 
-def _numbers(method: Method) -> dict[str, Any]:
-    return {f.name: getattr(method, f.name) for f in fields(method) if is_number(f.type)}
+def _annotation(cls: type, name: str, annotation: Any) -> Any:
+    """A field's type, also where `from __future__ import annotations` has made a string of it."""
+    if not isinstance(annotation, str):
+        return annotation
+    owner = next(base for base in cls.__mro__ if name in inspect.get_annotations(base))
+    try:
+        return eval(annotation, {"Number": Number} | vars(sys.modules[owner.__module__]))
+    except NameError:  # a name of the function that the class was made in
+        return None
+
+
+def _refuse_reserved_fields(cls: type[Method]) -> None:
+    """A field that hides an attribute of `Method` would end in an error deep inside a step."""
+    for name, annotation in inspect.get_annotations(cls).items():
+        if hasattr(Method, name) and "ClassVar" not in str(annotation):
+            raise TypeError(
+                f"{cls.__name__}: a setting cannot be called {name!r}, an attribute that every method has: rename it, "
+                f"or write `{name} = ...` without a type to set the attribute"
+            )
+
+
+def _register(cls: type[Method]) -> None:
+    """Make a method known by its name. The same class made again (a notebook's cell run twice) replaces the first."""
+    name = cls.__name__.lower()
+    known = Method.registry.get(name)
+    taken = [other for other in Method.registry.values() if name in other.aliases]
+    if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        taken.append(known)
+    if taken:
+        there = f"{taken[0].__module__}.{taken[0].__qualname__}"
+        raise ValueError(f"a method called {cls.__name__} exists already ({there}): choose another name")
+    Method.registry[name] = cls
 
 
 def ascent(grad: Vector) -> Vector:

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from . import checks, distributed
-from .draws import Draws, Generators
-from .evaluate import Closures, evaluate, hessian_product
-from .memory import Store
+from .engine import checks, replicas
+from .engine.closures import Closures, evaluate, hessian_product
+from .engine.isolation import Quiet
+from .engine.looks import Pass, Scale, Walk
+from .engine.random_vectors import Draws, Generators
+from .engine.state import Store
 from .method import Context, Method
 from .methods import by_name
-from .quiet import Quiet
 from .vector import Each, Space, Vector, same
-from .walk import Pass, Scale, Walk
 
 STEP, SEED = "steppe_step", "steppe_seed"  # keys in param_groups[0]: there they survive every kind of checkpoint
 _OWN = (SEED, "rho", "perturb", "adaptive")  # keys of ours in any group
@@ -262,11 +262,11 @@ class SharpnessAware(Optimizer):
             if kept and self._room is not None and any(id(t) in kept for t in self._room.tensors):
                 self._room = None  # the method remembers the weights: their memory is its own now
             if self.local:
-                distributed.average_(direction.tensors, self.model)
-                used = distributed.used_anywhere(used, self.model)
+                replicas.average_(direction.tensors, self.model)
+                used = replicas.used_anywhere(used, self.model)
                 for name, wish in ctx.wishes.items():
                     ctx.wishes[name] = wish = wish.clone()
-                    distributed.average_(wish.tensors if isinstance(wish, Vector) else [wish], self.model)
+                    replicas.average_(wish.tensors if isinstance(wish, Vector) else [wish], self.model)
             if walk.scale is not None:
                 walk.scale.put_back(direction)
         for p, grad, has in zip(walk.space.params, walk.space.wrap(direction), used, strict=True):

@@ -19,9 +19,9 @@ from operator import is_
 import torch
 from torch import Tensor
 
-from . import lists
-from .distributed import local, shard_groups, sum_over_shards, wrap_like
-from .lists import Number, is_one, multiplied_out, times
+from .engine import tensor_lists
+from .engine.shards import local, shard_groups, sum_over_shards, wrap_like
+from .engine.tensor_lists import Factor, is_one, multiplied_out, times
 
 TINY = 1e-12  # guards every division by a norm
 MOST_TERMS = 4  # that a vector keeps apart before it multiplies them out
@@ -95,8 +95,8 @@ class Space:
     def dot(self, a: list[Tensor], b: list[Tensor]) -> Tensor:
         """Inner product of two tensor lists."""
         if self._in_one_place:
-            return lists.dot(a, b)
-        return self.total([lists.dot([x], [y]) for x, y in zip(a, b, strict=True)])
+            return tensor_lists.dot(a, b)
+        return self.total([tensor_lists.dot([x], [y]) for x, y in zip(a, b, strict=True)])
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         """Sum of one number per parameter, over devices, shards and the ranks that hold them."""
@@ -111,14 +111,14 @@ class Space:
 class Each:
     """One factor per parameter: how a hyperparameter that differs between parameter groups multiplies."""
 
-    def __init__(self, factors: Sequence[Number]):
+    def __init__(self, factors: Sequence[Factor]):
         self.factors = list(factors)
 
     def __mul__(self, other: Vector) -> Vector:
         return other * self
 
 
-Scalar = Number | Each
+Scalar = Factor | Each
 
 
 class Vector:
@@ -132,12 +132,12 @@ class Vector:
     __slots__ = ("_factor", "_norm", "_terms", "space")
 
     def __init__(self, tensors: Sequence[Tensor], space: Space | None = None):
-        self._terms: list[tuple[Number, list[Tensor]]] = [(1.0, list(tensors))]
-        self._factor: Number = 1.0
+        self._terms: list[tuple[Factor, list[Tensor]]] = [(1.0, list(tensors))]
+        self._factor: Factor = 1.0
         self._norm: Tensor | None = None
         self.space = Space(tensors) if space is None else space
 
-    def _sum(self, terms: list[tuple[Number, list[Tensor]]], factor: Number = 1.0) -> Vector:
+    def _sum(self, terms: list[tuple[Factor, list[Tensor]]], factor: Factor = 1.0) -> Vector:
         vector = object.__new__(Vector)
         vector._terms, vector._factor, vector._norm, vector.space = terms, factor, None, self.space
         return vector
@@ -153,12 +153,12 @@ class Vector:
             self._terms = [(1.0, multiplied_out(self._given_up(), factor))]
         return self._terms[0][1]
 
-    def _given_up(self) -> list[tuple[Number, list[Tensor]]]:
+    def _given_up(self) -> list[tuple[Factor, list[Tensor]]]:
         """The terms, which this vector holds no longer: what it becomes may take their place."""
         terms, self._terms = self._terms, []
         return terms
 
-    def _scaled(self) -> tuple[Number, list[Tensor]]:
+    def _scaled(self) -> tuple[Factor, list[Tensor]]:
         """The entries up to a factor: what reductions need."""
         if len(self._terms) > 1:
             self._terms = [(1.0, multiplied_out(self._given_up(), 1.0))]
@@ -174,7 +174,7 @@ class Vector:
     def __add__(self, other: Vector | float) -> Vector:
         if not isinstance(other, Vector):
             return self._new(torch._foreach_add(self.tensors, other))
-        terms: list[tuple[Number, list[Tensor]]] = []
+        terms: list[tuple[Factor, list[Tensor]]] = []
         for factor, tensors in (*self._distributed(), *other._distributed()):
             same = next((i for i, term in enumerate(terms) if term[1] is tensors), None)
             if same is None:
@@ -184,7 +184,7 @@ class Vector:
         # A sum that grew with every look would hold all that was ever seen.
         return self._sum(terms) if len(terms) <= MOST_TERMS else self._new(multiplied_out(terms, 1.0))
 
-    def _distributed(self) -> list[tuple[Number, list[Tensor]]]:
+    def _distributed(self) -> list[tuple[Factor, list[Tensor]]]:
         return [(times(self._factor, factor), tensors) for factor, tensors in self._terms]
 
     def __sub__(self, other: Vector | float) -> Vector:
@@ -257,9 +257,9 @@ class Vector:
         if self._norm is None:
             factor, tensors = self._scaled()
             if self.space._in_one_place:
-                norm = lists.norm(tensors)
+                norm = tensor_lists.norm(tensors)
             else:
-                norm = self.space.total([n.square() for n in lists.norms(tensors)]).sqrt()
+                norm = self.space.total([n.square() for n in tensor_lists.norms(tensors)]).sqrt()
             self._norm = norm if is_one(factor) else norm * abs(factor)
         return self._norm
 
@@ -278,7 +278,7 @@ class Vector:
         """Become start + offset, without room for a third vector."""
         mine, self._norm = self.tensors, None
         factor, theirs = offset._scaled()
-        lists.add_scaled(mine, start.tensors, theirs, factor)
+        tensor_lists.add_scaled(mine, start.tensors, theirs, factor)
 
     def mul_(self, factor: Tensor | Vector) -> None:
         """Multiply the entries by a number, or each by another vector's."""

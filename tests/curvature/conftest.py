@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from curvature.problems import Problem, problems
+from helpers.curvature_problems import Problem, problems
 
 
 @pytest.fixture(scope="session")

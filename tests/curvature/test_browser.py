@@ -8,21 +8,21 @@ import sys
 import pytest
 import torch
 
-from curvature.problems import mlp
+from helpers.curvature_problems import mlp
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 pytest.importorskip("plotly", reason="plotly is not installed")
 typer = pytest.importorskip("typer", reason="typer is not installed")
 from typer.testing import CliRunner  # noqa: E402
 
-from steppe.curvature.command import register  # noqa: E402
+from steppe.cli.measure import register  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
 MODULE = """
 import torch
-from curvature.problems import digits, mlp
+from helpers.curvature_problems import digits, mlp
 def model(): return mlp(4).double()
 def data(): return digits(30, side=4)
 """

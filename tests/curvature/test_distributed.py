@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from curvature.problems import digits, mlp
+from helpers.curvature_problems import digits, mlp
 from steppe.curvature import Hessian, eigenvalues, surrogate_gap, trace
 
 

@@ -13,17 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from curvature.problems import digits, mlp
-from steppe.curvature import (
-    Estimate,
-    Hessian,
-    Krylov,
-    difference,
-    eigenvalues,
-    frobenius_squared,
-    spectrum,
-    trace,
-)
+from helpers.curvature_problems import digits, mlp
+from steppe.curvature import Estimate, Hessian, Krylov, difference, eigenvalues, frobenius_squared, spectrum, trace
 from steppe.curvature.krylov import random_signs
 from steppe.curvature.results import t_quantile
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from curvature.problems import digits, mlp
+from helpers.curvature_problems import digits, mlp
 from steppe.curvature import (
     Estimate,
     Hessian,

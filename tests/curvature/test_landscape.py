@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from curvature.problems import cnn, digits, mlp
+from helpers.curvature_problems import cnn, digits, mlp
 from steppe.curvature import (
     Hessian,
     Monitor,

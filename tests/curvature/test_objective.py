@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from curvature.problems import digits, mlp, ragged
+from helpers.curvature_problems import digits, mlp, ragged
 from steppe.curvature import Hessian, Objective, eigenvalues, extrema, first_order, sharpness, surrogate_gap, trace
 from steppe.curvature import Measure as SharpnessMeasure
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from curvature.problems import cnn, digits, mlp, ragged
+from helpers.curvature_problems import cnn, digits, mlp, ragged
 from steppe.curvature import GaussNewton, Hessian, Objective, Scaled, operator
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from curvature.problems import digits, mlp
+from helpers.curvature_problems import digits, mlp
 from steppe.curvature import (
     GaussNewton,
     Hessian,

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from curvature.problems import digits, mlp
+from helpers.curvature_problems import digits, mlp
 from steppe.curvature import Hessian, eigenvalues, surrogate_gap, trace
 
 

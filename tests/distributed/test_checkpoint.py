@@ -18,9 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from steppe import GSAM, SAM, Every, SharpnessAware
-
-from .common import (
+from helpers.ranks import (
     BASES,
     Drift,
     Net,
@@ -35,6 +33,7 @@ from .common import (
     unchanged,
     whole,
 )
+from steppe import GSAM, SAM, Every, SharpnessAware
 
 WRAPPERS = {"ddp": DDP, "fsdp2": sharded, "fsdp2-one-whole": lambda net: sharded(net, unsharded=[net.heat])}
 METHODS = {"sam": SAM(rho=0.3), "drift": Drift(rho=0.3), "every-third": Every(3, Drift(rho=0.3))}

@@ -7,10 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from steppe import GAM, GNAM, GSAM, SAM, SharpnessAware
-
-from . import reference
-from .common import (
+from helpers import ranks_reference as reference
+from helpers.ranks import (
     BASES,
     DDP_KINDS,
     DTYPES,
@@ -31,6 +29,7 @@ from .common import (
     train_any,
     whole,
 )
+from steppe import GAM, GNAM, GSAM, SAM, SharpnessAware
 
 METHODS = {
     "sam": (SAM(rho=0.3), reference.sam(0.3)),

@@ -8,10 +8,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from steppe import GSAM, SAM, SharpnessAware
-
-from . import reference
-from .common import (
+from helpers import ranks_reference as reference
+from helpers.ranks import (
     BASES,
     DTYPES,
     FORMS,
@@ -32,6 +30,7 @@ from .common import (
     unchanged,
     whole,
 )
+from steppe import GSAM, SAM, SharpnessAware
 
 METHODS = {
     "sam": (SAM(rho=0.3), reference.sam(0.3)),

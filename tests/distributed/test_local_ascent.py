@@ -9,10 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from steppe import GSAM, SAM, SharpnessAware, wrap
-
-from . import reference
-from .common import (
+from helpers import ranks_reference as reference
+from helpers.ranks import (
     BASES,
     DDP_KINDS,
     DTYPES,
@@ -30,6 +28,7 @@ from .common import (
     train,
     train_any,
 )
+from steppe import GSAM, SAM, SharpnessAware, wrap
 
 METHODS = {
     "sam": (SAM(rho=0.3), reference.sam(0.3)),

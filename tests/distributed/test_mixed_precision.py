@@ -7,10 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from steppe import GSAM, SAM, SharpnessAware
-
-from . import reference
-from .common import (
+from helpers import ranks_reference as reference
+from helpers.ranks import (
     BASES,
     Drift,
     Net,
@@ -23,6 +21,7 @@ from .common import (
     unchanged,
     whole,
 )
+from steppe import GSAM, SAM, SharpnessAware
 
 WRAPPERS = {
     "ddp": DDP,

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from .pages import ROOT
+from helpers.pages import ROOT
 
 
 @pytest.fixture(scope="session")

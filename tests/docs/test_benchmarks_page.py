@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from .pages import DOCS
+from helpers.pages import DOCS
 
 
 @pytest.fixture(scope="module")

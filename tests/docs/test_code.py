@@ -9,9 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from helpers.pages import DOCS, blocks, pages_with_code
 from steppe import Method
-
-from .pages import DOCS, blocks, pages_with_code
 
 # What a page takes for granted: the reader's own model and data.
 GIVEN = {

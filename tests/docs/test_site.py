@@ -17,9 +17,9 @@ from typer.main import get_command
 
 import steppe
 import steppe.curvature
-from steppe.cli import app, known_methods
-
-from .pages import DOCS, ROOT
+from helpers.pages import DOCS, ROOT
+from steppe.cli.app import app
+from steppe.methods.registry import own_methods as known_methods
 
 SOURCE = ROOT / "src" / "steppe"
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import steppe
-from integrations.plain_loop import METHODS, assert_same, windows_of
+from helpers.plain_loop import METHODS, assert_same, windows_of
 
 lightning = pytest.importorskip("lightning")
 

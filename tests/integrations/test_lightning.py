@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import steppe
-from integrations.plain_loop import METHODS, assert_same, plain_loop, windows_of
-from problems import batchnorm_dropout, digits
+from helpers.plain_loop import METHODS, assert_same, plain_loop, windows_of
+from helpers.problems import batchnorm_dropout, digits
 
 lightning = pytest.importorskip("lightning")
 

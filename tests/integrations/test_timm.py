@@ -16,8 +16,8 @@ from torch import nn
 from torch.library import Library
 
 import steppe
-from integrations.plain_loop import METHODS, assert_same, plain_loop, windows_of
-from problems import digits
+from helpers.plain_loop import METHODS, assert_same, plain_loop, windows_of
+from helpers.problems import digits
 
 LIBRARY = Library("torchvision", "FRAGMENT")
 for operator in ("nms", "qnms"):

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import steppe
-from integrations.plain_loop import METHODS, assert_same, plain_loop, windows_of
-from problems import batchnorm_dropout, digits, seeded
+from helpers.plain_loop import METHODS, assert_same, plain_loop, windows_of
+from helpers.problems import batchnorm_dropout, digits, seeded
 
 accelerate = pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")

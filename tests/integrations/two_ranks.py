@@ -30,10 +30,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
 import steppe
-from integrations.plain_loop import METHODS, assert_same, plain_loop, windows_of
+from helpers.plain_loop import METHODS, assert_same, plain_loop, windows_of
+from helpers.problems import batchnorm_dropout, digits, mlp, seeded
 from integrations.test_accelerate import Backward
 from integrations.test_transformers import Classifier, SharpnessAwareTrainer, Start, images
-from problems import batchnorm_dropout, digits, mlp, seeded
 from steppe.integrations.lightning import SharpnessAwareCallback
 
 COMPARISONS: dict[str, Callable[[], None]] = {}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 scipy_stats = pytest.importorskip("scipy.stats")
 
-from lab.report_records import comparison, diverged, flat, record  # noqa: E402
+from helpers.report_records import comparison, diverged, flat, record  # noqa: E402
 from steppe.lab.statistics import Mean, group_records, holm, mean_of, number, p_value, summarise  # noqa: E402
 
 numbers = st.floats(-1e3, 1e3)

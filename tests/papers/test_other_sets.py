@@ -12,15 +12,15 @@ import torch.distributed as dist
 from PIL import Image
 from torch import nn
 
-from papers.photographs import PIECES, Known, World, pieces, write
-from steppe.lab.batches import _data
+from helpers.photographs import PIECES, Known, World, pieces, write
 from steppe.lab.data import load
 from steppe.lab.data.imagenet_sets import OF_ALL, OTHER_SETS, ImageNet
 from steppe.lab.errors import LabError
-from steppe.lab.ranks import Ranks
-from steppe.lab.recipe import Recipe
-from steppe.lab.train import Run
-from steppe.lab.turns import advance_all
+from steppe.lab.recipe.recipe import Recipe
+from steppe.lab.training.batches import _data
+from steppe.lab.training.interleaved import advance_all
+from steppe.lab.training.ranks import Ranks
+from steppe.lab.training.run import Run
 from steppe.papers import other_sets
 from steppe.papers.other_sets import OtherSets
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from papers.made import fill, kept, record
-from papers.photographs import World
-from steppe.cli import app
-from steppe.lab.batches import _data
+from helpers.paper_records import fill, kept, record
+from helpers.photographs import World
+from steppe.cli.app import app
 from steppe.lab.data.imagenet_sets import OF_ALL, OTHER_SETS
-from steppe.lab.record import write_record
-from steppe.lab.work import Place
+from steppe.lab.records import write_record
+from steppe.lab.runner.local import Place
+from steppe.lab.training.batches import _data
 from steppe.papers import experiments, find, sets
 from steppe.papers.other_sets import OtherSets
-from steppe.papers.runs import Results, collect, plan, run
+from steppe.papers.run import Results, collect, plan, run
 from steppe.papers.show import lines, matrix
 
 REAL, V2, R, C = (other.metric for other in OTHER_SETS)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from papers.made import CURVATURE, kept
+from helpers.paper_records import CURVATURE, kept
 from steppe.papers import claims, experiments, find, trends
 from steppe.papers.figures import FIGURES, Kept, described, draw, drawable
-from steppe.papers.runs import RESULTS, Results
+from steppe.papers.run import RESULTS, Results
 from steppe.papers.show import fair, lines, print_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -100,8 +100,8 @@ def test_figures_are_drawn_and_marked(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["s0/fig4", "s1/fig3"])
 def test_computed_figures(name, tmp_path, capsys):
-    from steppe.lab.work import Place
-    from steppe.papers.runs import collect, plan, run
+    from steppe.lab.runner.local import Place
+    from steppe.papers.run import collect, plan, run
 
     experiment = find(name)
     run(plan(experiment, "smoke"), Place(tmp_path / "runs"))

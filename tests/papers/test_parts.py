@@ -7,18 +7,18 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from lab.excerpt import cifar10
+from helpers.image_excerpt import cifar10
 from steppe.curvature import Hessian, Objective, eigenvalues, frobenius_squared, plane, surrogate_gap
 from steppe.curvature.trace import FEWEST_PRODUCTS
 from steppe.lab.data import load, prepare
 from steppe.lab.errors import LabError
-from steppe.lab.recipe import Recipe
-from steppe.lab.record import write_weights
-from steppe.lab.turns import advance_all
+from steppe.lab.recipe.recipe import Recipe
+from steppe.lab.records import write_weights
+from steppe.lab.training.interleaved import advance_all
 from steppe.papers import find, sets, transfer
+from steppe.papers.definitions.s1 import place, surface, walk
 from steppe.papers.experiment import SETS
-from steppe.papers.s1_gsam import place, surface, walk
-from steppe.papers.watch import AtOwnRadius, Landscape, Shifted, Turns, Watch, Watched, examples_of
+from steppe.papers.measurements import AtOwnRadius, Landscape, Shifted, Turns, Watch, Watched, examples_of
 
 SMOKE = Recipe(data=f"{SETS}:smoke_grey", model="mlp-6", model_settings={"hidden": 4}, batch=4, epochs=2)
 
@@ -126,7 +126,7 @@ def test_local_minima_are_counted_by_direction():
 
 def test_corrupted_images(monkeypatch):
     """With a corruption that changes nothing, in and out of distribution are the same."""
-    from steppe.papers import watch
+    from steppe.papers import measurements as watch
 
     monkeypatch.setattr(watch, "corrupt", lambda images, kind, severity: images)
     from dataclasses import replace
@@ -142,7 +142,7 @@ def test_corrupted_images(monkeypatch):
 def test_a_part_of_the_images_is_the_first_part(monkeypatch):
     from dataclasses import replace
 
-    from steppe.papers import watch
+    from steppe.papers import measurements as watch
 
     seen = []
     monkeypatch.setattr(watch, "corrupt", lambda images, kind, severity: seen.append(images) or images)

@@ -9,10 +9,10 @@ import torch
 
 from steppe.lab.errors import LabError
 from steppe.lab.models import build
-from steppe.lab.work import Place
+from steppe.lab.runner.local import Place
 from steppe.papers import claims, experiments, find, trends
 from steppe.papers.experiment import SCALES, select
-from steppe.papers.runs import Planned, plan, run
+from steppe.papers.run import Planned, plan, run
 
 ALL = list(experiments().values())
 

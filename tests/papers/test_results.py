@@ -9,14 +9,14 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from papers.made import CURVATURE, fill, kept, record
-from steppe.cli import app
+from helpers.paper_records import CURVATURE, fill, kept, record
+from steppe.cli.app import app
 from steppe.lab.errors import LabError
-from steppe.lab.record import write_record
-from steppe.lab.work import Place
+from steppe.lab.records import write_record
+from steppe.lab.runner.local import Place
 from steppe.papers import claims, experiments, find, trends
 from steppe.papers.claims import Claim, Finding, falls_along, judge
-from steppe.papers.runs import Results, collect, plan, run
+from steppe.papers.run import Results, collect, plan, run
 
 TABLE = "s0/table1"
 CELL = "cifar10/cnn-5/gam"
@@ -465,7 +465,7 @@ def test_one_scale_alone_is_shown(tmp_path):
 
 def test_cells_without_data_are_left_out_and_named(tmp_path, monkeypatch):
     """Where some data is there, the rest of a table runs."""
-    from steppe.papers import command as commands
+    from steppe.cli import paper as commands
     from steppe.papers.experiment import SETS
 
     monkeypatch.setenv("STEPPE_DATA", str(tmp_path))

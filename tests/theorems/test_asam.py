@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-import problems
 import steppe
+from helpers import problems
+from helpers.worlds import DOUBLE, still
 from steppe import ASAM, SAM
-from theorems.worlds import DOUBLE, still
 
 
 @pytest.mark.parametrize("c", [0.01, 3.0, 100.0])

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-import problems
 import steppe
+from helpers import problems
+from helpers.worlds import DOUBLE, Quadratic, flat_problem, randn, spread, still
 from steppe import GAM
 from steppe.methods.gam import transformation
-from steppe.trying import drive
-from theorems.worlds import DOUBLE, Quadratic, flat_problem, randn, spread, still
+from steppe.testing import drive
 
 
 @pytest.mark.parametrize("T", [1, 2, 4])

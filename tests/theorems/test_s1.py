@@ -12,11 +12,9 @@ from torch.func import grad
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, OneCycleLR, SequentialLR
 
-import problems
 import steppe
-from steppe import GSAM, SAM
-from steppe.schedules import linear_in_lr
-from theorems.worlds import (
+from helpers import problems
+from helpers.worlds import (
     DOUBLE,
     Quadratic,
     Smooth,
@@ -28,6 +26,8 @@ from theorems.worlds import (
     still,
     trained_net,
 )
+from steppe import GSAM, SAM
+from steppe.schedules import linear_in_lr
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import problems
+from helpers import problems
+from helpers.worlds import Quadratic, context, flat_problem, observed, randn, spread, still, trained_net
 from steppe import GNAM, SAM
 from steppe.method import HVP, Seen
-from steppe.trying import drive
+from steppe.testing import drive
 from steppe.vector import Vector
-from theorems.worlds import Quadratic, context, flat_problem, observed, randn, spread, still, trained_net
 
 
 def highest(A: Tensor, b: Tensor, radius: float) -> Tensor:

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.func import grad
 
 import steppe
+from helpers.worlds import DOUBLE, Quadratic, Smooth, observed, randn, spread
 from steppe import DetSAM, FrobSAM, ProductSAM, TraceSAM, UniversalSAM
-from steppe.draws import Draws
+from steppe.engine.random_vectors import Draws
 from steppe.vector import Vector
-from theorems.worlds import DOUBLE, Quadratic, Smooth, observed, randn, spread
 
 
 class Listed:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-import problems
 import steppe
+from helpers import problems
+from helpers.worlds import DOUBLE, Quadratic, randn, spread
 from steppe import SASAM, SASGD
-from theorems.worlds import DOUBLE, Quadratic, randn, spread
 
 
 def learning_rates(method: steppe.Method, loss, w: Tensor, lr: float, steps: int) -> list[float]:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..quiet import Snapshot
+from ..engine.isolation import Snapshot
 from ..vector import Space, Vector
 from .data import Data, count, length
 from .selection import Selection, require_measurable, select

@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+from ..engine.shards import sharded
 
 Selection: TypeAlias = "str | nn.Module | Iterable[str | nn.Parameter] | Callable[[str, nn.Parameter], bool] | None"
 
@@ -40,7 +41,7 @@ def require_measurable(params: Mapping[str, Tensor]) -> None:
     if not params:
         raise ValueError("no parameters to measure: none requires a gradient, or the selection is empty")
     for name, p in params.items():
-        if isinstance(p, DTensor):
+        if sharded(p):
             raise TypeError(
                 f"{name} is sharded (DTensor), and products need whole weights: on every rank load "
                 "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "

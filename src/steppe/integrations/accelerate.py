@@ -29,7 +29,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
 from ..optimizer import SharpnessAware
-from .replay import Auxiliary, Replay, apart, attach
+from .micro_batches import Auxiliary, Replay, apart, attach
 
 
 class Backward:
@@ -39,7 +39,7 @@ class Backward:
         accelerator: with any mixed precision and any ``gradient_accumulation_steps``.
         model: as ``accelerator.prepare`` returned it.
         optimizer: likewise; a `SharpnessAware` went in.
-        auxiliary: for methods that look at a second batch, see `steppe.integrations.replay.Replay`.
+        auxiliary: for methods that look at a second batch, see `steppe.integrations.micro_batches.Replay`.
         local: let each process look around on its own batch alone; see `SharpnessAware`.
     """
 

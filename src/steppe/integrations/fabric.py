@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..walk import Pass
+from ..engine.looks import Pass
 
 
 def passes(fabric: Any, optimizer: Any) -> Iterator[Pass]:

@@ -19,7 +19,7 @@ from torchmetrics import Metric
 
 from ..method import Method
 from ..optimizer import SharpnessAware
-from .replay import Auxiliary, Replay, apart
+from .micro_batches import Auxiliary, Replay, apart
 
 
 class SharpnessAwareCallback(Callback):
@@ -30,7 +30,7 @@ class SharpnessAwareCallback(Callback):
 
     Args:
         method: for example ``SAM(rho=0.05)``; wraps what ``configure_optimizers`` returns. None if it is wrapped there.
-        auxiliary: for methods that look at a second batch, see `steppe.integrations.replay.Replay`.
+        auxiliary: for methods that look at a second batch, see `steppe.integrations.micro_batches.Replay`.
         settings: of `SharpnessAware`: ``local``, ``hvp``, ``seed``.
     """
 

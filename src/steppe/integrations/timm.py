@@ -25,10 +25,10 @@ from timm.utils import NativeScaler
 from timm.utils.clip_grad import dispatch_clip_grad
 from torch import Tensor, nn
 
-from .. import distributed
+from ..engine import replicas
 from ..method import Method
 from ..optimizer import SharpnessAware
-from .replay import Auxiliary, Replay, apart, attach
+from .micro_batches import Auxiliary, Replay, apart, attach
 
 
 def register(name: str, method: Method) -> list[str]:
@@ -69,7 +69,7 @@ class SharpnessAwareScaler(NativeScaler):
         model: as it is called in training, after DDP has wrapped it.
         device: of the scaler.
         enabled: False to train in float32 or bfloat16, which need no scaling of the loss.
-        auxiliary: for methods that look at a second batch, see `steppe.integrations.replay.Replay`.
+        auxiliary: for methods that look at a second batch, see `steppe.integrations.micro_batches.Replay`.
         local: let each process look around on its own batch alone; see `SharpnessAware`.
     """
 
@@ -94,7 +94,7 @@ class SharpnessAwareScaler(NativeScaler):
         attach(optimizer, self._model, self._local)
 
         def again(last: bool) -> Tensor:
-            with contextlib.nullcontext() if last else distributed.no_sync(self._model):
+            with contextlib.nullcontext() if last else replicas.no_sync(self._model):
                 loss = compute()
                 self._scaler.scale(loss).backward()
             return loss.detach()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..method import Method
 from ..optimizer import SharpnessAware
 from .accelerate import inner, require_possible
-from .replay import Auxiliary, Replay, apart, attach
+from .micro_batches import Auxiliary, Replay, apart, attach
 
 
 class SharpnessAwareMixin:
@@ -29,7 +29,7 @@ class SharpnessAwareMixin:
     Args:
         method: for example ``SAM(rho=0.05)``; wraps the Trainer's optimizer, or the one given as ``optimizers=``.
             Leave it out if that is a `SharpnessAware` already.
-        auxiliary: for methods that look at a second batch, see `steppe.integrations.replay.Replay`.
+        auxiliary: for methods that look at a second batch, see `steppe.integrations.micro_batches.Replay`.
         local: let each process look around on its own batch alone; see `SharpnessAware`.
     """
 

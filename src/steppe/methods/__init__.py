@@ -1,27 +1,28 @@
-"""One file a method. A method is in the registry by being a subclass of Method."""
+"""One file a method. A file that is put into this folder is found; nothing else has to name it."""
 
 from __future__ import annotations
 
-import difflib
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ..method import Method
-from .asam import ASAM
-from .crsam import CRSAM
-from .entropy_sgd import EntropySGD
-from .every import Every
-from .fsam import FSAM
-from .gam import GAM
-from .gnam import GNAM, GNAMFast
-from .gnp import GNP
-from .gsam import GSAM
-from .looksam import LookSAM
-from .plain import Plain
-from .sam import SAM
-from .sasam import SASAM, SASGD
-from .ssam import SSAM
-from .universal import DetSAM, FrobSAM, ProductSAM, TraceSAM, UniversalSAM
-from .wsam import WSAM
+from .registry import by_name, find, load_all, method_names
+
+if TYPE_CHECKING:  # for editors and type checkers, which do not run code; whoever is not here works all the same
+    from .asam import ASAM
+    from .crsam import CRSAM
+    from .entropy_sgd import EntropySGD
+    from .every import Every
+    from .fsam import FSAM
+    from .gam import GAM
+    from .gnam import GNAM, GNAMFast
+    from .gnp import GNP
+    from .gsam import GSAM
+    from .looksam import LookSAM
+    from .plain import Plain
+    from .sam import SAM
+    from .sasam import SASAM, SASGD
+    from .ssam import SSAM
+    from .universal import DetSAM, FrobSAM, ProductSAM, TraceSAM, UniversalSAM
+    from .wsam import WSAM
 
 __all__ = [
     "ASAM", "CRSAM", "FSAM", "GAM", "GNAM", "GNP", "GSAM", "SAM", "SASAM", "SASGD", "SSAM", "WSAM", "DetSAM",
@@ -29,32 +30,6 @@ __all__ = [
     "by_name", "find", "method_names",
 ]  # fmt: skip
 
-ALIASES = {"gam-norm": "gnam", "gamnorm": "gnam", "cr-sam": "crsam", "sa-sam": "sasam", "sa-sgd": "sasgd"}
-
-
-def method_names() -> list[str]:
-    """The names `wrap` knows."""
-    return sorted(Method.registry)
-
-
-def find(name: str) -> type[Method]:
-    """The method of a name."""
-    cls = Method.registry.get(ALIASES.get(name.lower(), name.lower()))
-    if cls is None:
-        close = difflib.get_close_matches(name.lower(), method_names(), n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"no method is called {name!r}; {hint}known: {', '.join(method_names())}")
-    return cls
-
-
-def by_name(name: str, **settings: Any) -> Method:
-    """Make a method from its name.
-
-    >>> by_name("sam", rho=0.2)
-    SAM(rho=0.2, normalize=True)
-    """
-    cls = find(name)
-    try:
-        return cls(**settings)
-    except TypeError as error:
-        raise TypeError(f"{cls.__name__}: {str(error).split('() ')[-1]}") from None
+_found = load_all(list(__path__))
+globals().update(_found)
+__all__ += [name for name in _found if name not in __all__]

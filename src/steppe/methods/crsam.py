@@ -28,6 +28,7 @@ class CRSAM(Method):
     beta: Number = 0.01
 
     paper = "arXiv 2312.13555"
+    aliases = ("cr-sam",)
     advice = "Three looks; in GAM's paper the best on most convolutional nets."
     ranges = "rho 0.1, gamma 0.1, beta 0.01."
     cost = 3

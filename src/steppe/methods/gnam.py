@@ -35,6 +35,7 @@ class GNAM(Method):
     oracle: Method | None = None
 
     paper = "arXiv 2303.03108"
+    aliases = ("gam-norm", "gamnorm")
     advice = "First-order flatness with true Hessian-vector products; GNAMFast does nearly the same without."
     ranges = "rho 0.04 on CIFAR-10, 0.1 on CIFAR-100; alpha 0.1, or 0.3 with ResNet-18."
     radius = "rho"

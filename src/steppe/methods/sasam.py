@@ -35,6 +35,7 @@ class SASAM(Method):
     published: bool = False
 
     paper = "Naganuma, Kim et al. 2024"
+    aliases = ("sa-sam",)
     advice = "When there is no time to tune: only a small first learning rate to choose."
     ranges = "delta 0.02; first learning rates 1e-4 to 1e-1 (0.05 in published code), no momentum."
     cost: ClassVar[float] = 3
@@ -102,6 +103,7 @@ class SASGD(SASAM):
     """Smoothness-Adaptive SGD (Malitsky, Mishchenko; ICML 2020; arXiv 1910.09529): `SASAM` without perturbation."""
 
     paper = "arXiv 1910.09529"
+    aliases = ("sa-sgd",)
     advice = "The base optimizer with a learning rate that sets itself."
     cost = 2
     copies = 4

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..draws import Draws
+from ..engine.random_vectors import Draws
 from ..method import HERE, Context, Look, Looks, Method, Number, ascent
 from ..vector import MOST_TERMS, Vector
 from .sam import SAM

@@ -18,7 +18,12 @@ __all__ = ["Cell", "Claim", "Experiment", "Trend", "claims", "experiments", "fin
 
 def modules() -> dict[str, ModuleType]:
     """The papers by short name."""
-    from . import extra, s0_gam, s1_gsam, s2_gnam, s3_universal, s4_sasam
+    from .definitions import extra
+    from .definitions import s0 as s0_gam
+    from .definitions import s1 as s1_gsam
+    from .definitions import s2 as s2_gnam
+    from .definitions import s3 as s3_universal
+    from .definitions import s4 as s4_sasam
 
     return {"s0": s0_gam, "s1": s1_gsam, "s2": s2_gnam, "s3": s3_universal, "s4": s4_sasam, "extra": extra}
 

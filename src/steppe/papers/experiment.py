@@ -16,9 +16,9 @@ from typing import Any
 
 from ..curvature.trace import FEWEST_PRODUCTS
 from ..lab.errors import LabError, unknown
-from ..lab.measure import Measuring
-from ..lab.recipe import Recipe
-from .watch import Watch
+from ..lab.recipe.recipe import Recipe
+from ..lab.training.measuring import Measuring
+from .measurements import Watch
 
 SCALES = ("full", "small", "smoke")
 SETS = "steppe.papers.sets"

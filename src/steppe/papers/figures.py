@@ -14,9 +14,12 @@ import torch
 
 from ..lab.statistics import Group
 from ..methods.gam import transformation
-from . import find, s0_gam, s1_gsam, s4_sasam
+from . import find
+from .definitions import s0 as s0_gam
+from .definitions import s1 as s1_gsam
+from .definitions import s4 as s4_sasam
 from .drawing import Kept, axes_for, band, points, ticks
-from .runs import Results
+from .run import Results
 
 Figure = Any
 GREY = "0.6"

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ..lab.data import DataSet, prepare
 from ..lab.data.imagenet_sets import MAIN_CORRUPTIONS, OF_ALL, OTHER_SETS, Asked, ImageNet, OtherSet
-from ..lab.measure import Measuring
-from ..lab.precision import autocast
-from ..lab.train import Run
+from ..lab.training.measuring import Measuring
+from ..lab.training.precision import autocast
+from ..lab.training.run import Run
 
 BATCH = 250  # a handful are decoded ahead: a quarter of a gigabyte of 224x224 images
 

@@ -11,7 +11,7 @@ from . import claims as known_claims
 from . import experiments, trends
 from .claims import NOT_RUN, Claim, Finding, Judged, Trend, interval_text, judge
 from .experiment import Cell, Experiment
-from .runs import KEPT_SCALES, Results
+from .run import KEPT_SCALES, Results
 
 HEADER = ("cell", "method", "paper", "ours (95 % interval)", "n", "apart", "seconds a run", "verdict")
 _METRICS = {"test_accuracy": "", "best_test_accuracy": "best epoch", **OTHER_METRICS}

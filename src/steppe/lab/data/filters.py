@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..operations import rows
+from .image_operations import rows
 
 
 def along(x: Tensor, matrix: Callable[[int], Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..statistics import Mean, Row, summarise
-from . import words
+from . import wording as words
 from .payload import PROGRESS, curve, quantity_name
 
 if TYPE_CHECKING:

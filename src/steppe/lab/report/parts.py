@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..statistics import FEWEST, Row, seed_of
-from . import words
+from . import wording as words
 from .forest import Scale, forest, scale_of
 from .html import Markup, join, tag
 

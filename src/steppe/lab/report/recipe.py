@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..statistics import Row, number, seed_of
-from . import words
+from . import wording as words
 from .html import Markup, join, tag
 
 

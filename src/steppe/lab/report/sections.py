@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..statistics import Row, larger_is_better
-from . import words
+from . import wording as words
 from .figures import outliers
 from .html import Markup, join, tag
 from .parts import cell, row_name, scrolling, sorting_head, upper

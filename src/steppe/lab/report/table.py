@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..statistics import Difference, summarise
-from . import words
+from . import wording as words
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

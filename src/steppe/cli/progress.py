@@ -1,0 +1,102 @@
+"""Progress for people: bars on a terminal, a line a run elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..lab.runner.local import Job, News
+from ..lab.statistics import summarise
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+class Display:
+    """``with Display(jobs) as show: perform(jobs, ..., tell=show)``. Writes to stderr."""
+
+    def __init__(self, jobs: Sequence[Job], quiet: bool = False):
+        from rich.console import Console
+
+        self._jobs = {job.recipe.key: job for job in jobs}
+        self._work = {key: job.work for key, job in self._jobs.items()}
+        self._done: dict[str, float] = {}
+        self._ended: set[str] = set()
+        self._console = Console(stderr=True)
+        self._bars: Any = None
+        self._tasks: dict[str, Any] = {}
+        self._quiet, self._begun, self.before = quiet, time.monotonic(), 0  # runs done before
+
+    def __enter__(self) -> Display:
+        if self._console.is_terminal and not self._quiet:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            said = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}")
+            self._bars = Progress(*said, TimeRemainingColumn(), console=self._console, transient=True)
+            self._bars.start()
+            total = sum(self._work.values())
+            self._whole = self._bars.add_task(f"{len(self._jobs)} runs", total=total, note="starting")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+        if self.before and not self._quiet:
+            print(f"{self.before} of {len(self._jobs)} runs were done before", file=sys.stderr)
+
+    def __call__(self, news: News) -> None:
+        """Show how far a run has come."""
+        job = self._jobs[news.key]
+        if news.key in self._ended:
+            return
+        self._done[news.key] = self._work[news.key] * (1.0 if news.ended else news.epoch / job.recipe.epochs)
+        if news.ended:
+            self._ended.add(news.key)
+        self.before += news.before
+        if self._bars is not None:
+            self._move(job, news)
+        elif news.ended and not news.before and not self._quiet:
+            seconds = time.monotonic() - self._begun
+            line = f"{len(self._ended)}/{len(self._jobs)}  {seconds:.0f} s  {job.name}, seed {job.recipe.seed}"
+            print(f"{line}: {news.said}", file=sys.stderr, flush=True)
+
+    def _move(self, job: Job, news: News) -> None:
+        if news.ended:
+            if news.key in self._tasks:
+                self._bars.remove_task(self._tasks.pop(news.key))
+        else:
+            if news.key not in self._tasks:
+                name = f"  {job.name}, seed {job.recipe.seed}"
+                self._tasks[news.key] = self._bars.add_task(name, total=job.recipe.epochs, note="")
+            note = f"epoch {news.epoch} of {job.recipe.epochs}"
+            self._bars.update(self._tasks[news.key], completed=news.epoch, note=note)
+        note = f"{len(self._ended)} of {len(self._jobs)} done"
+        self._bars.update(self._whole, completed=sum(self._done.values()), note=note)
+
+
+_OTHERS = {
+    "test loss": "test_loss",
+    "top eigenvalue": "top",
+    "trace": "trace",
+    "sharpness": "sharpness",
+    "seconds": "seconds",
+}
+
+
+def other_measures(records: Sequence[Any]) -> Table | None:
+    """Means over seeds of what is measured beside accuracy; None if nothing has ended."""
+    from rich.table import Table
+
+    rows = summarise(records)
+    shown = {name: metric for name, metric in _OTHERS.items() if any(row.group.mean(metric) for row in rows)}
+    if not shown:
+        return None
+    table = Table("method", box=None, title="means over seeds", title_justify="left", pad_edge=False)
+    for name in shown:
+        table.add_column(name, justify="right")
+    for row in rows:
+        means = [row.group.mean(metric) for metric in shown.values()]
+        table.add_row(row.label, *("-" if mean is None else f"{mean.value:.3g}" for mean in means))
+    return table

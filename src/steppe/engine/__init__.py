@@ -1,0 +1,1 @@
+"""What happens inside a step. Private: nothing here is part of the public interface."""

@@ -1,0 +1,89 @@
+"""What an optimizer refuses, and what it says then."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import LBFGS, Optimizer, SparseAdam
+
+from ..method import Method
+from .shards import local as local_part
+
+
+def check_settings(base: Any, method: Any, model: Any, local: bool, hvp: str, own: type) -> None:
+    """The arguments of `SharpnessAware`, whose class is `own`."""
+    if not isinstance(base, Optimizer):
+        raise TypeError(f"base must be a torch.optim.Optimizer, not {base!r}; build it first, then wrap it")
+    if not base.param_groups:  # what Lightning makes where configure_optimizers returns None
+        raise ValueError("the base optimizer has no parameters")
+    if isinstance(base, (LBFGS, SparseAdam, own)):
+        raise TypeError(f"{type(base).__name__} cannot be the base: it does not step on one dense gradient")
+    if not isinstance(method, Method):
+        raise TypeError(f"method must be a method such as SAM(), not {method!r}; by name: steppe.wrap")
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(f"model must be the module that is trained, not {model!r}")
+    if local and not isinstance(model, DistributedDataParallel):
+        raise ValueError("local=True needs model=, wrapped in DistributedDataParallel (FSDP2 cannot look locally)")
+    if hvp not in ("forward", "central", "exact"):
+        raise ValueError(f'hvp must be "forward", "central" or "exact", not {hvp!r}')
+
+
+def check_group(group: dict[str, Any]) -> None:
+    """A parameter group."""
+    rho = group.get("rho", 0.0)
+    if not isinstance(rho, (int, float)) or not (math.isfinite(rho) and rho >= 0):
+        raise ValueError(f"a parameter group's rho must be a finite number, not negative, got {rho!r}")
+    if group.get("maximize"):
+        raise ValueError("a method's looks climb the loss, so maximize=True would seek sharp places: minimise -loss")
+    if any(p.is_complex() for p in group["params"]):
+        raise TypeError("complex parameters are not supported; keep torch.view_as_real(p) as the parameter")
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in group["params"]):
+        warnings.warn(
+            "half-precision parameters round most of a small perturbation away; keep them in float32 and use "
+            "torch.autocast (or FSDP2's MixedPrecisionPolicy), or take a much larger rho",
+            stacklevel=3,
+        )
+
+
+def check_lr(method: Method, groups: list[dict[str, Any]], lr_set: Any) -> None:
+    """The groups' learning rates, for a method that sets them; `lr_set` is what it has set last, if it has."""
+    foreign = lr_set is not None and any(group["lr"] is not lr_set for group in groups)
+    if foreign or any("initial_lr" in group for group in groups):  # the mark a scheduler leaves
+        raise RuntimeError(f"{method.name} sets the learning rate itself: remove the scheduler")
+    if len({group["lr"] for group in groups if not isinstance(group["lr"], Tensor)}) > 1:
+        raise RuntimeError(
+            f"{method.name} sets one learning rate for all weights: give all groups the same to start with"
+        )
+
+
+def mark_used(params: list[Tensor]) -> None:
+    """Remember that a step has used these gradients, as they are now."""
+    for p in params:
+        grad = p.grad
+        if grad is not None:
+            grad.used_at_version = grad._version  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def drop_used(params: list[Tensor]) -> None:
+    """Forget the last step's direction in parameters that take no part any more: a base would step along it again."""
+    for p in params:
+        grad = p.grad
+        if grad is not None and not p.requires_grad and getattr(grad, "used_at_version", None) == grad._version:
+            p.grad = None
+
+
+def refuse_leftover_gradients(params: list[Tensor]) -> None:
+    """Gradients of an unfinished accumulation would be lost silently; those of the last step are used up."""
+    fresh = [g for p in params if (g := p.grad) is not None and getattr(g, "used_at_version", None) != g._version]
+    if any(local_part(g).any() for g in fresh):
+        raise RuntimeError(
+            "parameters hold gradients that no step has used, and looking around would drop them. To "
+            "accumulate, loop over the micro-batches inside the closure or the passes() body, or give a "
+            "list of closures; if the gradient at w is there already, use gradient(closure, "
+            "first_done=True); otherwise call zero_grad() first"
+        )

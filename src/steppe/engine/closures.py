@@ -1,0 +1,99 @@
+"""Running the user's closures: losses, gradients, and exact Hessian-vector products."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parallel import DistributedDataParallel
+
+from ..vector import Vector
+from . import replicas
+from .shards import local
+
+if TYPE_CHECKING:
+    from .looks import Pass
+
+Closure = Callable[[], Tensor]
+Closures = Closure | Sequence[Closure]  # a sequence: one closure per micro-batch
+
+
+def evaluate(
+    closures: Closures, params: Sequence[Tensor], model: nn.Module | None, scaler: GradScaler | None
+) -> Tensor:
+    """Loss and gradients of the micro-batches, whether or not the closures call backward."""
+    closures = _as_list(closures)
+    total, calls_backward = None, None
+    for closure in closures:
+        with contextlib.nullcontext() if closure is closures[-1] else replicas.no_sync(model):
+            loss = _loss(closure)
+            if calls_backward is None:
+                calls_backward = bool([p for p in params if p.grad is not None])
+            if not calls_backward:
+                _require_graph(loss)
+                (loss if scaler is None else scaler.scale(loss)).backward()
+        loss = loss.detach() if loss.dim() == 0 else loss.detach().reshape(())
+        total = loss if total is None else total + loss
+    assert total is not None
+    return total
+
+
+def hessian_product(closures: Closures, look: Pass, params: Sequence[Tensor], model: nn.Module | None) -> None:
+    """Replace the vector of a look's product by the Hessian times it, with double backward."""
+    assert look.product is not None
+    vector = look.product.vector
+    if any(local(p) is not p for p in params):
+        raise RuntimeError(
+            'hvp="exact" is impossible under FSDP2, which does not support double backward: use "central"'
+        )
+    total = None
+    with replicas.no_sync(model), sdpa_kernel(SDPBackend.MATH):  # other attention kernels have no second derivative
+        for closure in _as_list(closures):
+            loss = _loss(closure)
+            if any(p.grad is not None for p in params):
+                raise RuntimeError('hvp="exact" needs a closure that returns the loss and does not call backward')
+            _require_graph(loss)
+            grads = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)
+            reached = [(g, v) for g, v in zip(grads, vector.tensors, strict=True) if g is not None and g.requires_grad]
+            rows: Sequence[Tensor | None] = [None] * len(params)  # of a loss that is linear in all of them
+            if reached:
+                dot = vector.space.total([(g * v).sum() for g, v in reached])
+                rows = torch.autograd.grad(dot, params, allow_unused=True)
+            product = vector.space.vector(rows)
+            total = product if total is None else total + product
+    assert total is not None
+    if isinstance(model, DistributedDataParallel):
+        replicas.average_(total.tensors, model)
+    look.product = type(look.product)(Vector(total.tensors, vector.space), look.product.at, look.product.seen)
+
+
+def _as_list(closures: Closures) -> list[Closure]:
+    if callable(closures):
+        return [closures]
+    if isinstance(closures, Tensor):
+        raise TypeError("give a function that returns the loss, not the loss: step(lambda: criterion(model(x), y))")
+    closures = list(closures)
+    if not closures:
+        raise ValueError("the list of closures is empty")
+    return closures
+
+
+def _loss(closure: Closure) -> Tensor:
+    loss = closure()
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        raise TypeError(f"the closure must return the loss, a tensor with one element; it returned {what}")
+    return loss
+
+
+def _require_graph(loss: Tensor) -> None:
+    if not loss.requires_grad:
+        raise RuntimeError(
+            "the closure's loss has no graph and it left no gradients: return the loss itself, not a number or a "
+            "detached tensor, or call backward inside"
+        )

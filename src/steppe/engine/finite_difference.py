@@ -1,0 +1,74 @@
+"""Hessian-vector products from differences of gradients: the one rule for the step, in one place.
+
+H v ≈ (g(w + h v̂) − g(w)) ‖v‖/h          one more look       ("forward")
+H v ≈ (g(w + h v̂) − g(w − h v̂)) ‖v‖/2h   two more looks      ("central")
+
+It works wherever a gradient does: under autocast, DDP, FSDP2, with any attention kernel, compiled. The step is
+h = c ‖w‖ with c from the table: large enough that the gradients differ by more than their rounding, small enough
+that the Hessian has not changed on the way. Measured along the gradient of softplus, GELU, batch-normalised and
+attention nets, at initialisation and trained, the relative errors are:
+
+    precision   forward                central
+    float64     1e-8 to 3e-7           1e-11 to 2e-10
+    float32     3e-4 to 3e-3           1e-5 to 1e-4
+    TF32        0.01 to 0.1            1e-3 to 0.02
+    float16     0.01 to 0.1 (0.4)      2e-3 to 0.02 (0.1)
+    bfloat16    0.04 to 0.3 (0.5)      7e-3 to 0.08 (0.2)
+
+The figures in brackets are those of a trained convolutional net with batch norm, whose gradient is nearly zero.
+The precision is found out by itself: from the parameters, TF32's switches, FSDP2's policy, and from autocast where
+the model is known to the optimizer. With ``model=None`` an autocast inside the closure goes unnoticed.
+
+On ReLU or max-pool kinks a difference is another quantity, not a noisy one: it sees the kinks that lie between
+the two points, which the Hessian, zero almost everywhere along them, does not. Both are legitimate measures of
+curvature; they do not agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ..method import HVP, Look, Looks, Seen
+from ..vector import TINY, Vector
+
+# Step relative to ‖w‖, for (forward, central) differences.
+STEP = {
+    "float64": (4e-9, 3e-7),
+    "float32": (5e-5, 2e-4),
+    "float16": (1.5e-3, 3e-3),  # also TF32: the same mantissa
+    "bfloat16": (4e-3, 7e-3),
+}
+
+
+def by_difference(
+    asks: Looks, w_norm: Tensor, precision: Callable[[], str], central: bool = False
+) -> Generator[Any, Seen, Vector]:
+    """A method's looks, with every Hessian-vector product replaced by the looks it takes.
+
+    The precision is asked for only then: it is known after the first look.
+    """
+    ask = [next(asks)]  # in a list, so that popping it leaves nothing here that holds a vector during the look
+    try:
+        while True:
+            if isinstance(ask[-1], HVP):
+                h = STEP[precision()][central] * w_norm.clamp(min=1e-3)
+                ask = [asks.send((yield from _product(ask.pop(), h, central)))]
+            else:
+                ask = [asks.send((yield ask.pop()))]
+    except StopIteration as end:
+        return end.value
+
+
+def _product(ask: HVP, h: Tensor, central: bool) -> Generator[Look, Seen, Vector]:
+    length = ask.vector.norm() + TINY
+    move = ask.vector * (h / length)
+    origin = move * 0.0 if ask.at.offset is None else ask.at.offset
+    there = (yield replace(ask.at, offset=origin + move)).grad
+    if central:
+        behind = (yield replace(ask.at, offset=origin - move)).grad
+        return (there - behind) * (length / (2 * h))
+    return (there - ask.seen.grad) * (length / h)

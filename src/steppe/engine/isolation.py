@@ -1,0 +1,236 @@
+"""What the extra looks of a step must not disturb.
+
+Plain training does one forward pass a step. It moves BatchNorm's statistics and every other buffer once, and
+draws random numbers once. A step with several looks must leave exactly that behind, and every look must see
+what the first one saw: the same dropout masks, the same buffers. It must also see the weights as they are
+*now*, not as autocast or FSDP2 remember them. Saving and putting back is the one construct that is right for
+all kinds of buffers, changes no attribute of a module (so `torch.compile` has nothing to recompile) and needs
+no knowledge of layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..vector import same
+from .precision import Precision
+from .replicas import fully_sharded
+from .shards import local
+
+
+class Snapshot:
+    """Buffers, random state and modes at one moment. Taken again, it uses the same memory."""
+
+    def __init__(self, modules: Sequence[nn.Module], devices: Iterable[torch.device], more: Sequence[Tensor] = ()):
+        self._modules = modules
+        self._params = [p for module in modules for p in module._parameters.values() if p is not None]
+        # By place and not only by value: a forward may put another tensor where a buffer was.
+        self._places = [module._buffers for module in modules]
+        self._named = [dict(place) for place in self._places]
+        self._buffers = _all_values(self._places)
+        present = [buffer for buffer in self._buffers if buffer is not None]
+        self._pairs = _by_kind([_as_bits(local(tensor.detach())) for tensor in (*present, *more)])
+        # And by address: it may give a buffer other memory (`buffer.data = ...`, `resize_`).
+        self._strided = [buffer for buffer in present if type(buffer) is Tensor and buffer.layout is torch.strided]
+        self._memory = [buffer.detach() for buffer in self._strided]
+        self._addresses = [buffer.data_ptr() for buffer in self._strided]
+        self._devices = [device for device in devices if device.type not in ("cpu", "meta")]
+        self._random_states = [_random_state(device) for device in (torch.device("cpu"), *self._devices)]
+        self.take()
+
+    def take(self) -> None:
+        """Remember how things are now."""
+        self._modes = [module.training for module in self._modules]
+        self._trainable = [p.requires_grad for p in self._params]
+        for sources, values in self._pairs:
+            torch._foreach_copy_(values, sources)
+        # A program that is being recorded has, on its device, a random state for each look instead: see Quiet.spare.
+        known = self._random_states[:1] if _recording(self._devices) else self._random_states
+        self._random = [(write, read()) for read, write in known]
+
+    def restore(self) -> None:
+        """Make everything as it was when the snapshot was taken."""
+        if not self.fits():
+            for place, buffers in zip(self._places, self._named, strict=True):
+                place.clear()
+                place.update(buffers)
+            for buffer, memory, address in zip(self._strided, self._memory, self._addresses, strict=True):
+                if buffer.data_ptr() != address:
+                    buffer.data = memory
+        for sources, values in self._pairs:
+            torch._foreach_copy_(sources, values)
+        for write, state in self._random:
+            write(state)
+        if [module.training for module in self._modules] != self._modes:
+            for module, training in zip(self._modules, self._modes, strict=True):
+                module.training = training
+        if [p.requires_grad for p in self._params] != self._trainable:
+            for param, trainable in zip(self._params, self._trainable, strict=True):
+                param.requires_grad_(trainable)
+
+    def fits(self) -> bool:
+        """Whether the modules have the buffers that this snapshot knows, and no others."""
+        same_tensors = same(_all_values(self._places), self._buffers)
+        return same_tensors and [buffer.data_ptr() for buffer in self._strided] == self._addresses
+
+
+class Quiet:
+    """Keeps one step's looks from disturbing anything: the state before the first look, and after it."""
+
+    def __init__(self, model: nn.Module | None, params: list[Tensor], moving: Sequence[Tensor] = ()):
+        self._model, self._params = model, params
+        self._moving = list(moving)  # parameters of others that a forward changes: it averages them, say
+        self._modules = [] if model is None else list(model.modules())
+        self._branches = [module._modules for module in self._modules]
+        self._children = _all_values(self._branches)  # as long as they are the same, so is the tree of modules
+        self._devices = sorted({p.device for p in params}, key=str)
+        self._sharded = [m for m in self._modules if fully_sharded(m)]
+        self._before = Snapshot(self._modules, self._devices, self._moving)
+        self._after: Snapshot | None = None
+        self._looked = False  # whether the state after the first look is known
+        # Parameters of the model that are another optimizer's: extra looks must not add to their gradients.
+        ours = {id(p) for p in params}
+        everyones = (p for m in self._modules for p in m._parameters.values() if p is not None)
+        self._others = list({id(p): p for p in everyones if id(p) not in ours}.values())
+        self._others_grads: list[Tensor | None] = []
+        self._versions = [p._version for p in self._others]
+        self._found: list[tuple[Tensor, Tensor]] = []  # those that the first look changed unexpectedly, and to what
+        self.precision = Precision(model, self._modules, params)
+        # While a CUDA graph is recorded: a random state for each look, all starting from where the first does.
+        self.spare: list[torch.Generator] = []
+
+    def again(self, model: nn.Module | None, params: list[Tensor]) -> Quiet:
+        """For the next step: this object, or a new one if model or parameters have changed."""
+        same_model = model is self._model and same(_all_values(self._branches), self._children)
+        if not (same_model and same(params, self._params) and self._before.fits()) or self._found:
+            return Quiet(model, params, [*self._moving, *(p for p, _ in self._found)] if same_model else ())
+        self._looked = False
+        self._versions = [p._version for p in self._others]
+        self._before.take()
+        return self
+
+    def rewind(self) -> None:
+        """Before each extra look: as before the first one."""
+        if not self._looked:
+            self._looked = True
+            if self._after is not None and self._after.fits():
+                self._after.take()
+            else:
+                self._after = Snapshot(self._modules, self._devices, self._moving)
+            self._others_grads = [p.grad for p in self._others]
+            self._find_moving()
+        for p in self._others:
+            p.grad = None
+        self._before.restore()
+        self._draw_from(1)
+
+    def settle(self) -> None:
+        """After the last look: as after the first one."""
+        self._draw_from(0)
+        if self._looked and self._after is not None:
+            self._after.restore()
+            self._put_found()
+            self._give_back_gradients()
+
+    def undo(self) -> None:
+        """After an exception: as if the step had never begun."""
+        self._draw_from(0)
+        self._before.restore()
+        if self._looked:
+            self._put_found()
+            self._give_back_gradients()
+
+    def _find_moving(self) -> None:
+        """Note which parameters of others the first look has changed. In later steps they are kept as buffers are."""
+        if [p._version for p in self._others] != self._versions:
+            changed = (p for p, version in zip(self._others, self._versions, strict=True) if p._version != version)
+            known = {id(p) for p in self._moving}
+            self._found = [(p, p.detach().clone()) for p in changed if id(p) not in known]
+
+    def _put_found(self) -> None:
+        with torch.no_grad():
+            for p, value in self._found:
+                p.copy_(value)
+
+    def _draw_from(self, index: int) -> None:
+        """While recording: the next look's random state (1), or the one that training goes on with (0)."""
+        if len(self.spare) > index:
+            state = self.spare.pop(1) if index else self.spare[0]
+            torch.cuda.default_generators[state.device.index].graphsafe_set_state(state)
+
+    def _give_back_gradients(self) -> None:
+        for p, grad in zip(self._others, self._others_grads, strict=True):
+            p.grad = grad
+        self._others_grads = []  # theirs to free
+
+    @contextlib.contextmanager
+    def single_example(self) -> Generator[None, None, None]:
+        """Around a look at one example: batch norm uses its running statistics, for a batch of one has none."""
+        norms = [m for m in self._modules if isinstance(m, _BatchNorm) and m.training]
+        for module in norms:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in norms:
+                module.training = True
+
+    def weights_moved(self) -> None:
+        """Forget copies of the weights: autocast's low-precision ones, FSDP2's gathered ones."""
+        torch.clear_autocast_cache()
+        for module in self._sharded:
+            module.reshard()
+
+
+def _recording(devices: Sequence[torch.device]) -> bool:
+    return any(d.type == "cuda" for d in devices) and torch.cuda.is_current_stream_capturing()
+
+
+def _random_state(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """How to read and to write the state that a device draws from."""
+    if device.type == "cpu":
+        return torch.default_generator.get_state, torch.default_generator.set_state
+    if device.type != "cuda":
+        module = torch.get_device_module(device)
+        return lambda: module.get_rng_state(device), lambda state: module.set_rng_state(state, device)
+    generator = torch.cuda.default_generators[device.index]
+
+    def read() -> tuple[int, int]:  # two numbers say it all, and take less time than a tensor of them
+        return generator.initial_seed(), generator.get_offset()
+
+    def write(state: tuple[int, int]) -> None:
+        seed, offset = state
+        if generator.initial_seed() != seed:
+            generator.manual_seed(seed)
+        generator.set_offset(offset)
+
+    return read, write
+
+
+def _all_values(dicts: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [value for each in dicts if each for value in each.values()]
+
+
+def _as_bits(tensor: Tensor) -> Tensor:
+    """The same memory seen as 32-bit integers, if it can be: statistics and counters are copied in one go."""
+    if tensor.layout is torch.strided and 0 in tensor.stride():  # expanded: all its entries are one
+        tensor = tensor[tuple(slice(None if step else 1) for step in tensor.stride())]
+    # A conjugate, or its imaginary part, is the original's memory with a mark that lists are not copied with.
+    tensor = tensor.conj() if tensor.is_conj() else torch._neg_view(tensor) if tensor.is_neg() else tensor
+    if tensor.dtype not in (torch.float32, torch.int64) or tensor.layout is not torch.strided:
+        return tensor
+    return tensor.view(-1).view(torch.int32) if tensor.is_contiguous() else tensor
+
+
+def _by_kind(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Tensors, and room for their values, by dtype and device: what fused kernels want."""
+    kinds: dict[tuple, list[Tensor]] = {}
+    for t in tensors:
+        kinds.setdefault((t.dtype, t.device), []).append(t)
+    return [(kind, [torch.empty_like(t) for t in kind]) for kind in kinds.values()]

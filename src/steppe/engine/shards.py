@@ -1,0 +1,72 @@
+"""What this process holds of a tensor that is split over several, and sums over those that hold the rest.
+
+Importing DTensor takes longer than the rest of steppe together. A program that has one has imported it already, so
+nothing here does: `sharded` looks whether it is there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+Groups = tuple[Any, ...]  # process groups
+
+
+def sharded(tensor: object) -> TypeGuard[DTensor]:
+    """Whether a tensor is a DTensor: split over processes, or replicated on them."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor: its shard when it is a DTensor, itself otherwise."""
+    return tensor._local_tensor if sharded(tensor) else tensor
+
+
+def wrap_like(tensor: Tensor, param: Tensor) -> Tensor:
+    """A local tensor as the same kind of tensor as a parameter: a shard becomes a DTensor."""
+    if not sharded(param):
+        return tensor
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = param.device_mesh, param.placements
+    return DTensor.from_local(tensor, mesh, placements, run_check=False, shape=param.shape, stride=param.stride())
+
+
+def shard_of(whole: Tensor, param: Tensor) -> Tensor:
+    """The part of a whole tensor that this process holds of a parameter of the same shape."""
+    if not sharded(param):
+        return whole
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # private: only if needed
+
+    shape, offset = compute_local_shape_and_global_offset(param.shape, param.device_mesh, param.placements)
+    return whole[tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))].clone()
+
+
+def shard_groups(param: Tensor) -> Groups:
+    """The process groups whose ranks hold the other pieces of a parameter."""
+    if not sharded(param):
+        return ()
+    placements = enumerate(param.placements)
+    return tuple(param.device_mesh.get_group(dim) for dim, p in placements if not p.is_replicate())
+
+
+def sum_over_shards(parts: Sequence[Tensor], groups: Sequence[Groups]) -> Tensor:
+    """Sum of one number per parameter, over all ranks that hold pieces of it."""
+    by_groups: dict[Groups, list[Tensor]] = {}
+    for part, holders in zip(parts, groups, strict=True):
+        by_groups.setdefault(holders, []).append(part)
+    sums: list[Tensor] = []
+    for holders, members in by_groups.items():  # one entry unless shardings differ: one all-reduce
+        partial = torch.stack(members).sum()
+        for group in holders:
+            torch.distributed.all_reduce(partial, group=group)
+        sums.append(partial)
+    return torch.stack(sums).sum()

@@ -1,0 +1,192 @@
+"""Arithmetic on lists of tensors: what a `Vector` computes with. Nothing here waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import compress
+
+import torch
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors
+
+Factor = float | Tensor  # what a list is multiplied by
+LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
+LARGE = 1 << 20  # entries of a tensor that is worth a kernel of its own
+SMALL = 1 << 18  # a tensor with fewer entries is reduced together with others
+LARGEST = 1 << 25  # a temporary ends with the tensor that brings it to so many entries
+_GONE = torch.empty(0)
+
+
+def is_one(factor: Factor) -> bool:
+    """Whether a factor is known to change nothing."""
+    return not isinstance(factor, Tensor) and factor == 1  # a tensor's value is not to be looked at
+
+
+def times(a: Factor, b: Factor) -> Factor:
+    """The product of two factors."""
+    return b if is_one(a) else a if is_one(b) else a * b
+
+
+def multiplied_out(terms: list[tuple[Factor, list[Tensor]]], factor: Factor) -> list[Tensor]:
+    """The entries of factor · Σ fᵢ tensorsᵢ, as new tensors (or the only ones there are).
+
+    It goes part by part and lets go of what it has used, so that a sum of gradients that nobody else holds makes room
+    for its result.
+    """
+    if len(terms) == 1 and is_one(times(factor, terms[0][0])):
+        return terms[0][1]
+    terms = [(f, list(tensors)) for f, tensors in terms]  # our own lists
+    first, total = terms[0][1], []
+    for part in list(_parts(first, SMALL if first[0].is_cpu else LARGEST)):
+        total += _combined([(f, tensors[part]) for f, tensors in terms], factor)
+        for _, tensors in terms:
+            tensors[part] = [_GONE] * len(tensors[part])
+    return total
+
+
+def _combined(terms: list[tuple[Factor, list[Tensor]]], factor: Factor) -> list[Tensor]:
+    (first, tensors), *rest = terms
+    if not rest:
+        return _scaled(tensors, times(factor, first))
+    if is_one(first):
+        total = [torch.empty_like(t) for t in tensors]
+        add_scaled(total, tensors, rest[0][1], rest[0][0])
+        rest = rest[1:]
+    else:
+        total = _scaled(tensors, first, fresh=True)
+    for f, tensors in rest:
+        add_scaled(total, total, tensors, f)
+    return _scaled(total, factor, in_place=True)
+
+
+def add_scaled(targets: list[Tensor], sources: list[Tensor], tensors: list[Tensor], factor: Factor) -> None:
+    """targets = sources + factor · tensors, without room for more. Targets and sources may be the same list.
+
+    In place it takes one kernel. Otherwise large tensors, and all on a CPU, go one by one, in one pass over memory;
+    small ones on a GPU together, in a few kernels.
+    """
+    in_place = targets is sources
+    if in_place and isinstance(factor, Tensor):
+        targets, tensors = _add_at_once(targets, tensors, factor)
+        sources = targets
+    together: list[int] = []
+    for i, (target, source, tensor) in enumerate(zip(targets, sources, tensors, strict=True)):
+        if not _alone(tensor, factor):
+            together.append(i)
+        elif isinstance(factor, Tensor):
+            torch.addcmul(source, tensor, factor, out=target)
+        else:
+            torch.add(source, tensor, alpha=factor, out=target)
+    if not together:
+        return
+    targets, sources, tensors = ([list_[i] for i in together] for list_ in (targets, sources, tensors))
+    if not in_place:
+        torch._foreach_copy_(targets, sources)
+    if not isinstance(factor, Tensor):
+        torch._foreach_add_(targets, tensors, alpha=factor)
+        return
+    for part in _parts(tensors):
+        torch._foreach_add_(targets[part], _scaled(tensors[part], factor))
+
+
+def _add_at_once(targets: list[Tensor], tensors: list[Tensor], factor: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Add factor · tensors where they lie in memory as the targets do; return what is left to add.
+
+    The kernel is that of a fused SGD step: the only one for tensor lists that takes its factor from the device.
+    """
+    dtype, device = factor.dtype, factor.device
+    if dtype is not torch.float32 and not (dtype is torch.float64 and factor.is_cpu):  # a GPU would read float32
+        return targets, tensors
+    fit = [
+        t.dtype is dtype and v.dtype is dtype and t.device == device and t.shape == v.shape
+        and ((t.is_contiguous() and v.is_contiguous()) or (_channels_last(t) and _channels_last(v)))
+        for t, v in zip(targets, tensors, strict=True)
+    ]  # fmt: skip
+    left: tuple[list[Tensor], list[Tensor]] = [], []
+    if not all(fit):
+        misfit = [not fits for fits in fit]
+        left = list(compress(targets, misfit)), list(compress(tensors, misfit))
+        targets, tensors = list(compress(targets, fit)), list(compress(tensors, fit))
+    if targets:
+        torch._fused_sgd_(
+            targets, tensors, [], lr=factor, maximize=True,
+            momentum=0.0, dampening=0.0, nesterov=False, weight_decay=0.0, is_first_step=False,
+        )  # fmt: skip
+        torch.autograd.graph.increment_version(targets)  # the kernel does not tell autograd that they have changed
+    return left
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def _alone(tensor: Tensor, factor: Factor) -> bool:
+    if isinstance(factor, Tensor) and (factor.dtype != tensor.dtype or factor.device != tensor.device):
+        return False
+    return tensor.is_cpu or tensor.numel() >= LARGE
+
+
+def _scaled(tensors: list[Tensor], factor: Factor, fresh: bool = False, in_place: bool = False) -> list[Tensor]:
+    """The tensors times a factor: as new ones, unless they may be used or written over."""
+    if is_one(factor) and not fresh:
+        return tensors
+    first = tensors[0]
+    if isinstance(factor, Tensor):
+        factor = factor.to(first.device)
+    if not isinstance(factor, Tensor) or all(
+        t.device == first.device and t.dtype not in LOW_PRECISION for t in tensors
+    ):
+        if in_place:
+            torch._foreach_mul_(tensors, factor)
+            return tensors
+        return list(torch._foreach_mul(tensors, factor))
+    # Low precision: a 0-d factor would be rounded to the entries' dtype first, where 1e-12 is zero.
+    on = {t.device: factor.to(t.device) for t in tensors}
+    return [(t.to(torch.promote_types(t.dtype, torch.float32)) * on[t.device]).to(t.dtype) for t in tensors]
+
+
+def _parts(tensors: list[Tensor], entries: int = LARGEST) -> Iterator[slice]:
+    """Slices of a list of tensors, each up to the one that brings it to so many entries: room for one is enough."""
+    start = count = 0
+    for stop, tensor in enumerate(tensors, start=1):
+        count += tensor.numel()
+        if count >= entries or stop == len(tensors):
+            yield slice(start, stop)
+            start, count = stop, 0
+
+
+def norms(tensors: list[Tensor]) -> list[Tensor]:
+    """The Euclidean norm of each tensor, in float32 or better."""
+    accumulate = torch.float32 if _some_low(tensors) else None
+    return list(torch._foreach_norm(tensors, 2, dtype=accumulate))
+
+
+def norm(tensors: list[Tensor]) -> Tensor:
+    """Euclidean norm of a tensor list on one device."""
+    # A GPU takes a list in a few kernels. A CPU takes tensors one by one, and small ones sooner when strung together.
+    large, small = _by_size(tensors) if tensors[0].is_cpu else (tensors, [])
+    parts = norms(large) if large else []
+    for part in _parts(small):
+        parts += norms([_flatten_dense_tensors(small[part])])
+    return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
+
+
+def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
+    """Inner product of tensor lists on one device, in float32 or better."""
+    if _some_low(a) or _some_low(b):
+        a, b = [t.float() for t in a], [t.float() for t in b]
+    (large, small), (their_large, their_small) = _by_size(a), _by_size(b)
+    dots = [torch.dot(x.reshape(-1), y.reshape(-1)) for x, y in zip(large, their_large, strict=True)]
+    for part in _parts(small):
+        dots.append(torch.dot(_flatten_dense_tensors(small[part]), _flatten_dense_tensors(their_small[part])))
+    return dots[0] if len(dots) == 1 else torch.stack(dots).sum()
+
+
+def _by_size(tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Large tensors, and small ones: to reduce each of these by itself takes longer than to string them together."""
+    small = [t for t in tensors if t.numel() < SMALL]
+    return [t for t in tensors if t.numel() >= SMALL] if len(small) < len(tensors) else [], small
+
+
+def _some_low(tensors: list[Tensor]) -> bool:
+    return not LOW_PRECISION.isdisjoint([t.dtype for t in tensors])

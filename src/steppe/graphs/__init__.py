@@ -1,0 +1,1 @@
+"""Whole steps, and functions of tensors, recorded as CUDA graphs and replayed."""

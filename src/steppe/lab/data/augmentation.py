@@ -1,0 +1,219 @@
+"""Augmentation of whole batches on their device.
+
+Every random choice is per image and comes from the generator handed in; nothing waits for the device and nothing
+depends on a value on the host, so a batch can be augmented inside a captured graph (with a generator on the device
+that the graph knows: `graph.register_generator_state`). A policy is written like "basic+cutout" or
+"basic+randaugment=2/9".
+
+    none                  nothing
+    crop=4                pad with black, cut out at random
+    flip                  left and right, every second time
+    basic                 crop=4, then flip
+    cutout=16             a square hole, its centre anywhere
+    randaugment=2/9       RandAugment: 2 random operations of strength 9 (of 30)
+    autoaugment           AutoAugment's CIFAR-10 policy
+
+Holes are filled with the mean colour of the data (black without `data`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ..errors import LabError, unknown
+from .base import DataSet
+from .image_operations import AUTOAUGMENT, RANDAUGMENT, apply, magnitudes, rows
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """What the steps of a policy need: random numbers and the colour of holes."""
+
+    generator: torch.Generator
+    device: torch.device
+    fill: Tensor
+    peak: float
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Uniform in [0, 1), on the batch's device."""
+        drawn = torch.rand(shape, generator=self.generator, device=self.generator.device)
+        return drawn.to(self.device, non_blocking=True)
+
+    def signs(self, count: int) -> Tensor:
+        """One of ±1 each."""
+        return 1 - 2 * (self.uniform(count) < 0.5).float()
+
+    @property
+    def fill_bytes(self) -> Tensor:
+        """The colour of holes on the scale 0..255."""
+        return to_bytes(self.fill, self.peak)
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        """Uniform in 0..high-1."""
+        return (self.uniform(*shape) * high).long().clamp(max=high - 1)
+
+
+def augment(inputs: Tensor, policy: str, generator: torch.Generator, data: DataSet | None = None) -> Tensor:
+    """The batch (N x C x H x W, bytes, or floats from 0 to 1), augmented; its type stays. Comes before `prepare`."""
+    steps = parse(policy)
+    if not steps:
+        return inputs
+    if inputs.dim() != 4:
+        raise LabError(f"augmentation {policy!r} needs images, N x C x H x W, not {tuple(inputs.shape)}")
+    peak = (data.peak if data else 255.0) if inputs.dtype == torch.uint8 else 1.0
+    mean = data.mean if data and data.mean else (0.0,)
+    draw = _Draw(generator, inputs.device, _fill(mean, peak, inputs.dtype, inputs.device), peak)
+    for step, settings in steps:
+        inputs = step(inputs, draw, *settings)
+    return inputs
+
+
+def mixup(
+    inputs: Tensor, targets: Tensor, alpha: float, generator: torch.Generator, classes: int
+) -> tuple[Tensor, Tensor]:
+    """Every image mixed with a random partner, its share drawn from Beta(alpha, alpha).
+
+    Gives floating-point inputs of the same scale, and targets as probabilities (N x classes), which
+    `torch.nn.functional.cross_entropy` takes as they are.
+    """
+    if alpha <= 0:
+        raise LabError(f"mixup's alpha must be above 0, not {alpha:g}")
+    count = len(inputs)
+    strength = torch.full((2, count), alpha, dtype=torch.float64, device=generator.device)
+    gamma = torch._standard_gamma(strength, generator=generator)  # the public Beta takes no generator
+    share = (gamma[0] / gamma.sum(0)).to(inputs.device, non_blocking=True)
+    partner = torch.rand(count, generator=generator, device=generator.device).argsort()
+    partner = partner.to(inputs.device, non_blocking=True)
+    floats = inputs if inputs.is_floating_point() else inputs.float()
+    weight = share.to(floats.dtype).view(-1, *[1] * (inputs.dim() - 1))
+    mixed = weight * floats + (1 - weight) * floats[partner]
+    hot = (targets.unsqueeze(1) == torch.arange(classes, device=targets.device)).to(floats.dtype)
+    weight = share.to(floats.dtype).unsqueeze(1)
+    return mixed, weight * hot + (1 - weight) * hot[partner]
+
+
+def _crop(x: Tensor, draw: _Draw, margin: float) -> Tensor:
+    size = int(margin)
+    count, _, height, width = x.shape
+    padded = torch.nn.functional.pad(x, (size,) * 4)
+    corner = draw.integers(2 * size + 1, 2, count, 1)
+    down = corner[0] + torch.arange(height, device=x.device)
+    across = corner[1] + torch.arange(width, device=x.device)
+    return rows(padded, down.unsqueeze(2), across.unsqueeze(1))
+
+
+def _flip(x: Tensor, draw: _Draw) -> Tensor:
+    return torch.where(draw.uniform(len(x), 1, 1, 1) < 0.5, x.flip(-1), x)
+
+
+def _basic(x: Tensor, draw: _Draw) -> Tensor:
+    return _flip(_crop(x, draw, 4), draw)
+
+
+def _cutout(x: Tensor, draw: _Draw, side: float) -> Tensor:
+    count, _, height, width = x.shape
+
+    def inside(size: int) -> Tensor:  # like the original: the centre is a pixel, the square may reach over the border
+        start = draw.integers(size, count, 1) - int(side) // 2
+        place = torch.arange(size, device=x.device)
+        return (place >= start) & (place < start + int(side))
+
+    hole = inside(height).view(-1, 1, height, 1) & inside(width).view(-1, 1, 1, width)
+    return torch.where(hole, draw.fill, x)
+
+
+def _randaugment(x: Tensor, draw: _Draw, number: float, strength: float) -> Tensor:
+    table = magnitudes(31, x.shape[-2], x.shape[-1], x.device)[int(strength)]
+    image = to_bytes(x, draw.peak)
+    for _ in range(int(number)):
+        operation = draw.integers(RANDAUGMENT, len(x))
+        image = apply(image, operation, table[operation], draw.signs(len(x)), draw.fill_bytes)
+    return from_bytes(image, x, draw.peak)
+
+
+def _autoaugment(x: Tensor, draw: _Draw) -> Tensor:
+    table = magnitudes(10, x.shape[-2], x.shape[-1], x.device)
+    chosen = _policies(x.device)[draw.integers(len(AUTOAUGMENT), len(x))]
+    image = to_bytes(x, draw.peak)
+    for turn in (0, 1):
+        operation, probability, strength = chosen[:, turn].unbind(1)
+        does = draw.uniform(len(x)) < probability
+        operation = torch.where(does, operation, 0).long()
+        image = apply(image, operation, table[strength.long(), operation], draw.signs(len(x)), draw.fill_bytes)
+    return from_bytes(image, x, draw.peak)
+
+
+_STEPS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {  # with the settings they have by default
+    "crop": (_crop, (4,)),
+    "flip": (_flip, ()),
+    "basic": (_basic, ()),
+    "cutout": (_cutout, (16,)),
+    "randaugment": (_randaugment, (2, 9)),
+    "autoaugment": (_autoaugment, ()),
+}
+_LARGEST = {"randaugment": (100, 30)}  # more operations than that are a typing mistake; strengths go to 30
+
+
+@lru_cache(maxsize=64)
+def parse(policy: str) -> tuple[tuple[Callable[..., Tensor], tuple[float, ...]], ...]:
+    """The steps of a policy with their settings; a mistake in it is a `LabError`."""
+    steps = []
+    for part in policy.split("+"):
+        name, given, text = part.strip().partition("=")
+        if name in ("none", ""):
+            continue
+        if name not in _STEPS:
+            raise unknown("augmentation", name, ["none", *_STEPS])
+        step, settings = _STEPS[name]
+        if given:
+            limits = _LARGEST.get(name, (1000,) * len(settings))
+            settings = _settings(part, text, settings, limits)
+        steps.append((step, settings))
+    return tuple(steps)
+
+
+def _settings(part: str, text: str, default: tuple[float, ...], limits: tuple[float, ...]) -> tuple[float, ...]:
+    try:
+        values = tuple(float(int(value)) for value in text.split("/"))
+    except ValueError:
+        values = ()
+    if len(values) != len(default) or any(not 0 <= v <= most for v, most in zip(values, limits, strict=True)):
+        name, example = part.partition("=")[0], "/".join(f"{value:g}" for value in default)
+        wanted = f"expected whole numbers like {name}={example}" if default else "it takes no settings"
+        raise LabError(f"augmentation {part!r}: {wanted}")
+    return values
+
+
+def policy_names() -> list[str]:
+    """The names a policy may be made of."""
+    return ["none", *_STEPS]
+
+
+def to_bytes(x: Tensor, peak: float) -> Tensor:
+    """Values from 0 to peak as 0..255."""
+    return x if x.dtype == torch.uint8 and peak == 255 else (x.float() * (255 / peak)).round().to(torch.uint8)
+
+
+def from_bytes(image: Tensor, like: Tensor, peak: float) -> Tensor:
+    """And back, in the type of `like`."""
+    if like.dtype == torch.uint8:
+        return image if peak == 255 else (image.float() * (peak / 255)).round().to(torch.uint8)
+    return image.to(like.dtype) * (peak / 255)
+
+
+# Kept, because making a tensor from numbers waits for the device.
+@lru_cache(maxsize=64)
+def _fill(mean: tuple[float, ...], peak: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    values = [round(m * peak) if dtype == torch.uint8 else m * peak for m in mean]
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
+
+
+@lru_cache(maxsize=8)
+def _policies(device: torch.device) -> Tensor:
+    return torch.tensor(AUTOAUGMENT, device=device)

@@ -1,0 +1,208 @@
+"""Methods as text: ``sam:rho=0.1``, ``gsam:rho=0.1..0.02,alpha=0.3``, ``every:k=10,method=(gsam:rho=0.1)``.
+
+A value may be a number, true, false, none, a word, numbers in brackets, or ``a..b``: a at the full learning rate and b
+at zero, and between them as the learning rate is (GSAM's schedule). In a list of methods commas separate both methods
+and settings; what has the form ``name=value`` belongs to the method before it.
+
+>>> split_methods("sam:rho=0.1,gsam,gam:T=3,period=2")
+['sam:rho=0.1', 'gsam', 'gam:T=3,period=2']
+>>> make_method("gam:T=3")
+GAM(T=3, ...)
+>>> canonical("GSAM:alpha=.3,rho=5e-2"), label_of("GSAM:alpha=.3")
+('gsam:alpha=0.3', 'GSAM alpha=0.3')
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import MISSING, fields
+from typing import Any
+
+from ...method import Method, number_fields
+from ...methods import find, method_names
+from ...schedules import LinearInLR, linear_in_lr
+from ..errors import LabError, one_line, unknown
+
+_SETTING = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
+_RANGE = re.compile(r"([^.].*?|\.\d.*?)\.\.(.+)")
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+def split_methods(text: str | Iterable[str]) -> list[str]:
+    """The methods in a list, one text each. Separated by commas, semicolons or spaces, or given one by one."""
+    methods: list[str] = []
+    for part in [text] if isinstance(text, str) else text:
+        for piece in pieces_of(part, ",; \t\n"):
+            if not _SETTING.fullmatch(piece.split(":", 1)[0] if ":" in piece.split("=", 1)[0] else piece):
+                methods.append(piece)
+            elif not methods:
+                raise LabError(f"{piece!r} comes before any method: write for example sam:{piece}")
+            else:
+                methods[-1] += ("," if ":" in methods[-1] else ":") + piece
+    for one in methods:
+        _parts(one)
+    return list(dict.fromkeys(canonical(one) for one in methods))
+
+
+def pieces_of(text: str, separators: str) -> list[str]:
+    """The text split at separators that are not in brackets; empty pieces left out."""
+    pieces, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if depth < 0:
+            break
+        if letter in separators and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += letter
+    if depth != 0:
+        raise LabError(f"the brackets in {text!r} do not match")
+    return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def _parts(text: str) -> tuple[type[Method], dict[str, str]]:
+    """The class of a method and its settings, still as text."""
+    name, _, rest = text.strip().partition(":")
+    name = name.strip()
+    try:
+        cls = find("plain" if name.lower() == "base" else name)
+    except ValueError:
+        if re.fullmatch(r"[\d.eE+-]+", name):
+            raise LabError(
+                f"{name!r} is not a method; to compare several values write each: sam:rho=0.1,sam:rho=0.2"
+            ) from None
+        raise unknown("method", name, method_names()) from None
+    settings: dict[str, str] = {}
+    known = [f.name for f in fields(cls)]
+    for piece in pieces_of(rest, ","):
+        found = _SETTING.fullmatch(piece)
+        if found is None:
+            raise LabError(f"{cls.__name__}: {piece!r} is not a setting; write name=value")
+        key, value = found.groups()
+        if key not in known:
+            if not known:
+                raise LabError(f"{cls.__name__} has no settings, got {key}")
+            raise LabError(f"{cls.__name__}: {one_line(unknown('setting', key, known))}")
+        if key in settings:
+            raise LabError(f"{cls.__name__}: {key} is given twice")
+        settings[key] = value.strip()
+    return cls, settings
+
+
+def make_method(text: str, lr: float = 1.0) -> Method:
+    """The method that a text describes; `lr` is the learning rate that ``a..b`` starts at."""
+    cls, given = _parts(text)
+    numbers = number_fields(cls)
+    types = {f.name: "Number" if f.name in numbers else str(f.type) for f in fields(cls)}
+    settings = {key: _value(cls.__name__, key, value, types[key], lr) for key, value in given.items()}
+    missing = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
+    if absent := [name for name in missing if name not in settings]:
+        raise LabError(f"{cls.__name__} needs {' and '.join(absent)}: for example every:k=10,method=(sam:rho=0.1)")
+    try:
+        return cls(**settings)
+    except (TypeError, ValueError) as error:
+        raise LabError(one_line(error)) from None
+
+
+def _value(owner: str, key: str, text: str, kind: str, lr: float) -> Any:
+    """A setting's value, held to the type of its field where that is plain."""
+    if "Callable" in kind:
+        raise LabError(f"{owner}: {key} is a function and cannot be set by text")
+    bracketed = text[:1] in ("(", "[") and text[-1:] in (")", "]")
+    if kind == "Method" or (kind.startswith("Method |") and text.lower() != "none"):
+        return make_method(text[1:-1] if bracketed else text, lr)
+    if bracketed:
+        value: Any = tuple(plain_value(piece) for piece in pieces_of(text[1:-1], ",; "))
+    elif kind == "Number" and (found := _RANGE.fullmatch(text)):
+        ends = [plain_value(end) for end in found.groups()]
+        if not all(isinstance(end, (int, float)) for end in ends) or ends[1] > ends[0] or ends[1] < 0:
+            raise LabError(f"{owner}: {key}={text} must go down from one number to another, as in 0.1..0.02")
+        return linear_in_lr(float(ends[0]), float(ends[1]), lr_max=lr)
+    else:
+        value = plain_value(text)
+    wrong = {
+        "bool": not isinstance(value, bool),
+        "int": isinstance(value, bool) or not isinstance(value, int),
+        "float": isinstance(value, bool) or not isinstance(value, (int, float)),
+        "Number": isinstance(value, bool) or not isinstance(value, (int, float)),
+    }
+    words = {"bool": "true or false", "int": "a whole number", "float": "a number", "Number": "a number"}
+    if wrong.get(kind, False):
+        raise LabError(f"{owner}: {key} must be {words[kind]}, not {text!r}")
+    return value
+
+
+def plain_value(text: str) -> Any:
+    """A word, a whole number, a number, or the text itself."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            pass
+    return text
+
+
+def settings_of(method: Method) -> dict[str, Any]:
+    """All settings of a method, as JSON takes them."""
+    return {f.name: _as_json(getattr(method, f.name)) for f in fields(method)}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Method):
+        return canonical_of(value)
+    if isinstance(value, LinearInLR):
+        return f"{value.rho_max:g}..{value.rho_min:g}"
+    if isinstance(value, (tuple, list)):
+        return [_as_json(item) for item in value]
+    return value if isinstance(value, (int, float, str, bool, type(None))) else _name_of(value)
+
+
+def _name_of(value: Any) -> str:
+    """A function without its address in memory."""
+    return getattr(value, "__name__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _differing(method: Method) -> list[str]:
+    """The settings that are not the defaults, as text."""
+    shown = []
+    for f in fields(method):
+        value = getattr(method, f.name)
+        if value != f.default:
+            said = _as_json(value)
+            if isinstance(said, list):
+                said = f"({','.join(map(str, said))})"
+            elif isinstance(value, Method):
+                said = f"({said})"
+            shown.append(f"{f.name}={str(said).lower() if isinstance(said, bool) or said is None else said}")
+    return shown
+
+
+def canonical_of(method: Method) -> str:
+    """The one text of a method: its name and the settings that are not the defaults."""
+    settings = _differing(method)
+    return method.name.lower() + (":" + ",".join(settings) if settings else "")
+
+
+def canonical(text: str) -> str:
+    """The one text of a method, however it was typed."""
+    return canonical_of(make_method(text))
+
+
+def with_settings(text: str, settings: dict[str, Any]) -> str:
+    """The method with some settings replaced.
+
+    >>> with_settings("sam:rho=0.1", {"rho": 0.2})
+    'sam:rho=0.2'
+    """
+    cls, given = _parts(text)
+    given |= {key: str(value) for key, value in settings.items()}
+    return canonical(f"{cls.__name__}:" + ",".join(f"{key}={value}" for key, value in given.items()))
+
+
+def label_of(text: str) -> str:
+    """A method's name for people."""
+    method = make_method(text)
+    return " ".join([method.name, *_differing(method)])

@@ -1,0 +1,200 @@
+"""What a run depends on, all of it: a `Recipe`. The same recipe gives the same result.
+
+>>> recipe = Recipe(data="digits", model="digits-mlp", method="SAM:rho=0.1", lr=0.1, seed=3)
+>>> recipe.method, recipe.key
+('sam:rho=0.1', 'digits-digits-mlp-sam-rho-0.1-seed3-...')
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ...method import Method
+from ..data.augmentation import parse as check_augmentation
+from ..errors import LabError, unknown
+from .method_text import canonical, make_method, pieces_of, plain_value
+
+BASES = ("sgd", "adam", "adamw", "adabelief")
+PRECISIONS = ("float32", "tf32", "bf16", "fp16", "fp16-fixed", "float64")
+AUXILIARIES = ("fresh", "fixed", "previous")
+_STEP = re.compile(r"step:([\d.eE+-]+)/([\d.eE+-]+)")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run.
+
+    The defaults here must never change: a key is made of what differs from them, so that a field added later leaves
+    the keys of old records as they are. What is sensible for a data set and a model is in `suggested`.
+    """
+
+    data: str = "digits"
+    model: str = "digits-mlp"
+    method: str = "plain"
+    base: str = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch: int = 100
+    epochs: int = 10
+    schedule: str = "constant"  # "constant", "cosine", "linear" (both to zero), "step:0.25/10": x 0.25 every 10 epochs
+    warmup: int = 0  # steps in which the learning rate rises from zero
+    augmentation: str = "none"
+    mixup: float = 0.0  # alpha of the Beta distribution
+    precision: str = "float32"
+    compile: bool = False
+    clip: float = 0.0  # largest norm of the direction; 0: any
+    share: float = 1.0  # of the training data, the first ones
+    label_noise: float = 0.0
+    hold_out: float = 0.0  # share of the training data to test on in place of the test data: for choosing settings
+    seed: int = 0
+    auxiliary: str = "fresh"  # the second batch of methods that look at two
+    model_settings: Any = ()  # a mapping when given; kept as sorted pairs
+
+    def __post_init__(self) -> None:
+        settings = self.model_settings
+        pairs = settings.items() if isinstance(settings, Mapping) else settings
+        pairs = tuple(sorted((str(k), tuple(v) if isinstance(v, list) else v) for k, v in pairs))
+        object.__setattr__(self, "model_settings", pairs)
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.type == "float" and isinstance(value, int) and not isinstance(value, bool):
+                object.__setattr__(self, f.name, float(value))  # 1 and 1.0 are one recipe
+        _check(self)
+        object.__setattr__(self, "method", canonical(self.method))
+
+    @property
+    def key(self) -> str:
+        """A readable name for files, unique to the recipe."""
+        different = {k: v for k, v in self.as_dict().items() if v != _DEFAULTS[k]}
+        digest = hashlib.sha256(json.dumps(different, sort_keys=True).encode()).hexdigest()[:8]
+        readable = f"{self.data}-{self.model}-{self.method}"[:80]
+        slug = re.sub(r"[^A-Za-z0-9.]+", "-", readable).strip("-.")
+        return f"{slug}-seed{self.seed}-{digest}"
+
+    def build_method(self) -> Method:
+        """The method itself."""
+        return make_method(self.method, self.lr)
+
+    def lr_at(self, step: int, steps_an_epoch: int) -> float:
+        """The learning rate of a step: a pure function, so that nothing of it needs saving."""
+        total = max(self.epochs * steps_an_epoch, 1)
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        done = min(max((step - self.warmup) / max(total - self.warmup, 1), 0.0), 1.0)
+        if self.schedule == "cosine":
+            return self.lr * (1 + math.cos(math.pi * done)) / 2
+        if self.schedule == "linear":
+            return self.lr * (1 - done)
+        if found := _STEP.fullmatch(self.schedule):
+            return self.lr * float(found[1]) ** (step // (float(found[2]) * steps_an_epoch))
+        return self.lr
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields, as JSON takes them."""
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in self.model_settings}
+        return {**asdict(self), "model_settings": plain}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Recipe:
+        """The recipe with these fields; a field nobody knows is an error."""
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise unknown("recipe field", name, known)
+        return cls(**values)
+
+
+_DEFAULTS = {f.name: f.default if f.name != "model_settings" else {} for f in fields(Recipe)}
+
+
+def filled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's fields as recorded, with those that were added since."""
+    return {**_DEFAULTS, **values}
+
+
+def _check(recipe: Recipe) -> None:
+    for name, least in (("batch", 1), ("epochs", 1), ("warmup", 0), ("seed", 0)):
+        value = getattr(recipe, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise LabError(f"{name} must be a whole number, at least {least}, not {value!r}")
+    for name in ("lr", "momentum", "weight_decay", "mixup", "clip", "share", "label_noise", "hold_out"):
+        value = getattr(recipe, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise LabError(f"{name} must be a finite number, not negative, not {value!r}")
+    for name, limit in (("momentum", 1), ("hold_out", 1)):
+        if getattr(recipe, name) >= limit:
+            raise LabError(f"{name} must be less than {limit}, not {getattr(recipe, name):g}")
+    if not 0 < recipe.share <= 1:
+        raise LabError(f"share must be above 0 and at most 1, not {recipe.share:g}")
+    if recipe.label_noise > 1:
+        raise LabError(f"label_noise must be at most 1, not {recipe.label_noise:g}")
+    for name, known in (("base", BASES), ("precision", PRECISIONS), ("auxiliary", AUXILIARIES)):
+        if getattr(recipe, name) not in known:
+            raise unknown(name, str(getattr(recipe, name)), known)
+    check_augmentation(recipe.augmentation)
+    if recipe.schedule not in ("constant", "cosine", "linear"):
+        found = _STEP.fullmatch(recipe.schedule)
+        try:
+            good = found is not None and float(found[1]) > 0 and float(found[2]) > 0
+        except ValueError:
+            good = False
+        if not good:
+            raise LabError(f"no schedule {recipe.schedule!r}: there are constant, cosine, linear, and step:0.25/10")
+
+
+# What to train with when nothing is said
+
+_MODELS = {
+    "digits": "digits-mlp", "mnist": "mlp-3", "fashion-mnist": "mlp-3", "cifar-100": "resnet-18",
+    "tiny-imagenet": "resnet-18", "imagenette": "resnet-50", "imagenet": "resnet-50",
+}  # fmt: skip
+_SMALL = {"base": "adam", "lr": 1e-3, "batch": 100, "epochs": 20}  # Generalization Aware Minimization's settings
+_LARGE = {
+    "base": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "batch": 128, "epochs": 200, "schedule": "cosine",
+    "augmentation": "basic",
+}  # fmt: skip
+_DIGITS = {"base": "sgd", "lr": 0.1, "momentum": 0.9, "batch": 64, "epochs": 40, "schedule": "cosine"}
+SMALL_MODELS = ("digits-mlp", "mlp-3", "mlp-6", "cnn-3", "cnn-5", "cnn-14")
+
+
+def suggested_model(data: str) -> str:
+    """The model for a data set when none is named."""
+    if is_users(data):
+        raise LabError(f"name a model for your own data {data!r}: --model")
+    return _MODELS.get(data, "cnn-5")
+
+
+def is_users(data: str) -> bool:
+    """Whether data is the user's own; names such as cifar-10n:worse are not."""
+    from ..data import data_names
+
+    return ":" in data and data.partition(":")[0] not in {listing.name for listing in data_names()}
+
+
+def suggested(data: str, model: str) -> dict[str, Any]:
+    """Settings for a data set and a model when none are given: the papers' where there are any."""
+    if data == "digits":
+        return dict(_DIGITS)
+    if data in ("imagenet", "imagenette"):  # random crops come with reading
+        return {**_LARGE, "epochs": 90, "batch": 256, "weight_decay": 1e-4, "augmentation": "flip"}
+    if model in SMALL_MODELS or ":" in model or is_users(data):
+        return {**_SMALL, "epochs": 10 if data in ("mnist", "fashion-mnist") else 20}
+    return dict(_LARGE)
+
+
+def read_settings(texts: Iterable[str], what: str) -> dict[str, Any]:
+    """``name=value`` pairs, separated by commas or given one by one."""
+    found = {}
+    for piece in [piece for text in texts for piece in pieces_of(text, ", ")]:
+        name, equals, value = piece.partition("=")
+        if not equals or not name.isidentifier() or not value:
+            raise LabError(f"{what}: {piece!r} is not of the form name=value")
+        found[name] = plain_value(value)
+    return found

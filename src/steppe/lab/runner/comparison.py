@@ -1,0 +1,58 @@
+"""Comparing methods fairly: the same weights to start from and the same batches for every method of a seed, and beside
+each method the base trained so much longer that both cost the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..recipe.method_text import make_method
+from ..recipe.recipe import Recipe
+from ..records import label_for
+from ..statistics import stretched
+from .local import Job
+
+DEFAULT_METHODS = ("sam", "asam", "gsam", "gnamfast", "gam", "crsam")
+
+
+def plan(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], equal_cost: bool = True) -> list[Job]:
+    """The runs of a comparison: the base, the base trained longer, the methods; for each seed."""
+    plain = replace(recipe, method="plain")
+    base = label_for(plain)
+    jobs: dict[str, Job] = {}
+    costs = sorted({float(make_method(method, recipe.lr).cost) for method in methods})
+    for seed in seeds:
+        wanted = [Job(plain, "base", base)]
+        for cost in costs if equal_cost else ():
+            longer = _longer(plain, cost)
+            if longer.epochs > plain.epochs:
+                wanted.append(Job(longer, "equal-cost", f"{base}, {cost:.3g}x longer"))
+        wanted += [Job(with_method(recipe, method)) for method in methods]
+        for job in wanted:
+            seeded = replace(job, recipe=replace(job.recipe, seed=seed))
+            jobs.setdefault(seeded.recipe.key, seeded)
+    return list(jobs.values())
+
+
+def with_method(recipe: Recipe, method: str) -> Recipe:
+    """The recipe with another method; without schedule if the method sets the learning rate itself."""
+    if "lr" in make_method(method, recipe.lr).needs:
+        return replace(recipe, method=method, schedule="constant", warmup=0)
+    return replace(recipe, method=method)
+
+
+def notes(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
+    """What a reader of the result should know."""
+    asked = [f"the {recipe.schedule} schedule"] if recipe.schedule != "constant" else []
+    asked += ["warm-up"] if recipe.warmup else []
+    methods = [job for job in jobs if job.role == "method"]
+    kept = (recipe.schedule, recipe.warmup)
+    alone = dict.fromkeys(job.name for job in methods if (job.recipe.schedule, job.recipe.warmup) != kept)
+    return [f"{name} sets the learning rate itself: trained without {' and '.join(asked)}" for name in alone]
+
+
+def _longer(recipe: Recipe, factor: float) -> Recipe:
+    """Trained longer, the schedule stretched alike."""
+    schedule = stretched(recipe.schedule, factor)
+    return replace(recipe, epochs=round(recipe.epochs * factor), schedule=schedule)

@@ -1,0 +1,265 @@
+"""Getting runs done: in this process or in several, each run once, whatever happens in between.
+
+A run that is done is not repeated; one that was stopped goes on from its checkpoint. Worker processes end when the
+process that started them does, also when that was killed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import LabError, user_function
+from ..recipe.recipe import Recipe
+from ..records import Record, RecordWarning, ended, finished, label_for, only_one, same_code, write_record
+from ..training.measuring import Measuring
+from ..training.ranks import ALONE, Ranks
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe to train, and what it is called in tables."""
+
+    recipe: Recipe
+    role: str = "method"
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The label, also if none was given."""
+        return self.label or label_for(self.recipe)
+
+    @property
+    def work(self) -> float:
+        """How much there is to do, in epochs of plain training."""
+        return self.recipe.epochs * float(self.recipe.build_method().cost)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how runs are trained: nothing here changes their results (but for `threads`, by rounding)."""
+
+    folder: Path
+    device: str = "cpu"
+    data_root: Path | None = None
+    threads: int = 1
+    together: int = 1  # runs that take turns in one process
+    measuring: Measuring | None = None
+    log: str = ""
+    keep_weights: bool = False
+
+
+@dataclass(frozen=True)
+class News:
+    """How far a run has come."""
+
+    key: str
+    epoch: int
+    ended: bool = False
+    said: str = ""  # at the end: what it came to
+    before: bool = False  # done by an earlier command
+
+
+Tell = Callable[[News], None]
+
+
+def done_already(job: Job, folder: Path) -> Record | None:
+    """The record of a finished run, under the name and role it has now."""
+    record = finished(job.recipe, folder)
+    if record is not None:  # killed at the last moment, a run leaves its checkpoint
+        (folder / f"{job.recipe.key}.ckpt").unlink(missing_ok=True)
+    if record is not None and (record["label"], record["role"]) != (job.name, job.role):
+        record |= {"label": job.name, "role": job.role}
+        write_record(record, folder)
+    return record
+
+
+def notes(jobs: Sequence[Job], place: Place) -> list[str]:
+    """What is to be known of runs that were done before: trained again, or lacking what is asked for now."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecordWarning)  # said when the runs are done
+        records = [(job.recipe, record) for job in jobs if (record := ended(job.recipe, place.folder)) is not None]
+    changed = [record for recipe, record in records if not same_code(record, recipe)]
+    said = []
+    if changed:
+        modules = ", ".join(sorted({module for record in changed for module in record["own_code"]}))
+        said.append(f"{modules} has changed since {_runs(len(changed))} in {place.folder} ended: trained again")
+    kept = [record for recipe, record in records if same_code(record, recipe)]
+    lacking = {what: count for what in ("curvature", "weights", "log") if (count := _without(what, kept, place))}
+    if lacking:
+        counts = ", ".join(f"{_runs(count)} without {what}" for what, count in lacking.items())
+        said.append(f"done before in {place.folder}: {counts}; to have it choose another --out, or delete their .json")
+    return said
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
+
+
+def _without(what: str, records: Sequence[Record], place: Place) -> int:
+    """In how many of these runs something is missing that the place asks for."""
+    folder = place.folder
+    if what == "curvature":  # a run that diverged has none
+        return sum(r["status"] == "done" and r["curvature"] is None for r in records) if place.measuring else 0
+    if what == "weights":
+        files = [[folder / f"{r['key']}.{ending}" for ending in ("safetensors", "pt")] for r in records]
+        return sum(not any(file.exists() for file in either) for either in files) if place.keep_weights else 0
+    logged = [r.get("log") == place.log or (folder / "logs" / r["key"]).exists() for r in records]
+    return logged.count(False) if place.log else 0
+
+
+def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None, ranks: Ranks = ALONE) -> list[Record]:
+    """Train in this process: one after another, or all in turns."""
+    import torch
+
+    from ..training.interleaved import advance_all
+    from ..training.run import Run
+
+    if place.device == "cpu":
+        torch.set_num_threads(place.threads)
+    records: dict[str, Record] = {}
+    runs: list[Run] = []
+    with ExitStack() as locks:
+        for job in jobs:
+            if ranks.first:
+                locks.enter_context(only_one(place.folder, job.recipe.key))
+            record = ranks.told(done_already(job, place.folder) if ranks.first else None)
+            if record is None:
+                options: dict[str, Any] = {
+                    "device": place.device, "data_root": place.data_root, "role": job.role, "label": job.name,
+                    "ranks": ranks, "measure": place.measuring, "keep_weights": place.keep_weights,
+                }  # fmt: skip
+                make = logger_maker(place.log) if ranks.first else None
+                logger = None if make is None else make(str(place.folder / "logs" / job.recipe.key))
+                run = Run(job.recipe, place.folder, logger=logger, **options)
+                run.record |= {"log": place.log} if place.log else {}
+                runs.append(run)
+            else:
+                records[job.recipe.key] = record
+                tell(replace(_news(record), before=True))
+        seen: dict[str, int] = {}
+
+        def after_step(run: Run) -> None:
+            epoch = len(run.record["epochs"])
+            if seen.get(run.recipe.key) != epoch or run.record["status"] != "running":
+                seen[run.recipe.key] = epoch
+                tell(_news(run.record))
+
+        advance_all(runs, after_step)
+    records |= {run.recipe.key: run.record for run in runs}
+    return [records[job.recipe.key] for job in jobs]
+
+
+def _news(record: Record) -> News:
+    ended = record["status"] != "running"
+    said = record["verdict"] or f"{100 * record['epochs'][-1]['test_accuracy']:.2f} %" if ended else ""
+    return News(record["key"], len(record["epochs"]), ended, said)
+
+
+def logger_maker(name: str) -> Callable[[str], Any] | None:
+    """What makes a logger for a folder, by name: "tensorboard", or your own "package.module:function"."""
+    if not name:
+        return None
+    if ":" in name:
+        return user_function("logger", name)
+    if name != "tensorboard":
+        raise LabError(f"no logger {name!r}: there are tensorboard and your own, package.module:function")
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise LabError("logging to tensorboard needs it: pip install tensorboard") from None
+    return SummaryWriter
+
+
+# Several processes
+
+
+def perform(jobs: Sequence[Job], place: Place, workers: int = 1, tell: Tell = lambda news: None) -> list[Record]:
+    """Train all jobs, in as many processes as wanted; their records, in the order of the jobs."""
+    records = {job.recipe.key: found for job in jobs if (found := done_already(job, place.folder)) is not None}
+    for record in records.values():
+        tell(replace(_news(record), before=True))
+    waiting = [job for job in jobs if job.recipe.key not in records]
+    waiting.sort(key=lambda job: (job.recipe.seed, -job.work))  # the longest first, so that all end together
+    tasks = list(_groups(waiting, place.together))
+    if workers > 1 and len(tasks) > 1:
+        found = _in_processes(tasks, place, min(workers, len(tasks)), tell)
+    else:
+        found = (train_jobs(task, place, tell) for task in tasks)
+    for some in found:
+        records |= {record["key"]: record for record in some}
+    return [records[job.recipe.key] for job in jobs]
+
+
+def _groups(jobs: Sequence[Job], size: int) -> Iterator[list[Job]]:
+    """Jobs that may take turns: the same work, so that they end together. One a group unless told otherwise."""
+    alike: dict[Any, list[Job]] = {}
+    for job in jobs:
+        alike.setdefault((job.name, job.role, job.recipe.epochs) if size > 1 else job.recipe.key, []).append(job)
+    for group in alike.values():
+        yield from (group[i : i + size] for i in range(0, len(group), size))
+
+
+def _in_processes(tasks: list[list[Job]], place: Place, workers: int, tell: Tell) -> Iterator[list[Record]]:
+    context = multiprocessing.get_context("spawn")
+    inbox = context.SimpleQueue()
+    pool = ProcessPoolExecutor(workers, context, _begin_worker, (inbox, os.getpid()))
+    try:
+        with _deaf_children():
+            going: set[Future[list[Record]]] = {pool.submit(_work, task, place) for task in tasks}
+        while going:
+            ended, going = wait(going, timeout=0.1, return_when=FIRST_COMPLETED)
+            while not inbox.empty():
+                tell(inbox.get())
+            for future in ended:
+                yield future.result()
+    except BrokenProcessPool:
+        raise LabError("a worker process was killed (out of memory?); run the same command again to go on") from None
+    finally:
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:  # what they did is on disk: nothing is lost, and nothing is left to wait for
+            process.terminate()
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes started in here never hear Ctrl-C, which a terminal sends to all: it is the parent's to handle."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may say so
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+_inbox: Any = None
+
+
+def _begin_worker(inbox: Any, parent: int) -> None:
+    global _inbox
+    _inbox = inbox
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _work(task: list[Job], place: Place) -> list[Record]:
+    return train_jobs(task, place, _inbox.put)

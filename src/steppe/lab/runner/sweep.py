@@ -1,0 +1,311 @@
+"""Searching for settings: over a grid, or by a sampler. Results are records like all others.
+
+Candidates are judged on training data held out for that (`Recipe.hold_out`), so that the test data stays unseen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import os
+import re
+import socket
+import statistics
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..errors import LabError, describe, one_line, unknown
+from ..recipe.method_text import make_method, pieces_of, plain_value, with_settings
+from ..recipe.recipe import Recipe
+from ..records import Record, RecordWarning, code_of, finished, label_for, write_record
+from ..statistics import group_records
+from .local import Job, News, Place, Tell, done_already, train_jobs
+
+RunJobs: TypeAlias = Callable[[Sequence[Job]], "list[Record]"]
+_FIXED = ("data", "method", "seed", "hold_out", "model_settings")
+
+
+@dataclass(frozen=True)
+class Span:
+    """Numbers from low to high; over more than a decade, each decade alike."""
+
+    low: float
+    high: float
+    whole: bool = False
+
+    @property
+    def log(self) -> bool:
+        """Whether decades count alike."""
+        return self.low > 0 and self.high / self.low >= 10
+
+
+Space: TypeAlias = "dict[str, list[Any] | Span]"
+
+
+def read_space(grids: Sequence[str], ranges: Sequence[str], template: Recipe) -> Space:
+    """What to search, from ``lr=1e-3,1e-2`` and ``sam.rho=0.01..0.5``; names are the recipe's or the method's."""
+    space: Space = {}
+    for text in [*grids, *ranges]:
+        name, equals, values = (part.strip() for part in text.partition("="))
+        listed = pieces_of(values, ",")
+        if not equals or not listed:
+            raise LabError(f"{text!r} is not of the form name=values, such as lr=1e-3,1e-2 or sam.rho=0.01..0.5")
+        name = _checked(name, template)
+        if name in space:
+            raise LabError(f"{name} is given twice")
+        space[name] = _span(text, values) if text in ranges else [plain_value(value) for value in listed]
+    if not space:
+        raise LabError("nothing to search: give --grid lr=1e-3,1e-2 or --range lr=1e-4..1e-1")
+    for name, values in space.items():  # a mistake in any one value is said before the first run
+        for value in [values.low, values.high] if isinstance(values, Span) else values:
+            candidate(template, {name: value})
+    return space
+
+
+def _checked(name: str, template: Recipe) -> str:
+    """A recipe field, or a setting of the method as method.setting."""
+    method = make_method(template.method)
+    owner, dot, setting = name.partition(".")
+    if dot:
+        if owner.lower() not in ("method", method.name.lower()):
+            raise LabError(f"{name}: the method is {template.method}, so write {method.name.lower()}.{setting}")
+        known = [f.name for f in fields(method)]
+        if setting not in known:
+            raise unknown(f"setting of {method.name}", setting, known)
+        return f"{method.name.lower()}.{setting}"
+    known = [f.name for f in fields(Recipe) if f.name not in _FIXED]
+    if name in _FIXED:
+        raise LabError(f"{name} cannot be searched; run a sweep for each")
+    if name not in known:
+        if name in [f.name for f in fields(method)]:
+            raise LabError(f"{name} is a setting of the method: write {method.name.lower()}.{name}")
+        raise unknown("recipe field", name, known)
+    return name
+
+
+def _span(text: str, values: str) -> Span:
+    found = re.fullmatch(r"(.+?)\.\.(.+)", values)
+    ends = [plain_value(end) for end in found.groups()] if found else []
+    if len(ends) != 2 or not all(isinstance(end, (int, float)) for end in ends) or not ends[0] < ends[1]:
+        raise LabError(f"{text!r} is not a range, such as lr=1e-4..1e-1")
+    return Span(*ends, whole=all(isinstance(end, int) for end in ends))
+
+
+def candidate(template: Recipe, values: dict[str, Any]) -> Recipe:
+    """The recipe with these values."""
+    own = {name: value for name, value in values.items() if "." not in name}
+    settings = {name.partition(".")[2]: value for name, value in values.items() if "." in name}
+    method = with_settings(template.method, settings) if settings else template.method
+    return replace(template, **own, method=method)
+
+
+def jobs_for(template: Recipe, values: dict[str, Any], seeds: Sequence[int]) -> list[Job]:
+    """One run a seed."""
+    recipe = candidate(template, values)
+    said = [f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()]
+    own = [text for text, name in zip(said, values, strict=True) if "." not in name]
+    return [Job(replace(recipe, seed=seed), "method", " ".join([label_for(recipe), *own])) for seed in seeds]
+
+
+def over_grid(template: Recipe, space: Space, seeds: Sequence[int], run: RunJobs) -> list[Record]:
+    """Every combination."""
+    axes = [values for values in space.values() if not isinstance(values, Span)]
+    points = itertools.product(*axes)
+    combinations = [dict(zip(space, point, strict=True)) for point in points]
+    return run(_once(job for values in combinations for job in jobs_for(template, values, seeds)))
+
+
+def _once(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs without repetitions: 0.1 and 1e-1 are one candidate."""
+    return list({job.recipe.key: job for job in jobs}.values())
+
+
+def sample(
+    template: Recipe, space: Space, seeds: Sequence[int], trials: int, sampler: str, url: str, study_name: str,
+    at_once: int, run: RunJobs, folder: Path,
+) -> list[Record]:  # fmt: skip
+    """Let Optuna choose. The database may be shared: then several machines work on one study."""
+    question = _question(template, space, seeds)
+    study = _study(url, study_name or f"{make_method(template.method).name.lower()}-{question}", sampler)
+    if study.trials and study.user_attrs.get("question") != question:
+        raise LabError(f"the study {study.study_name} in {url} is of another search: choose another --study")
+    study.set_user_attr("question", question)
+    _give_up_dead_trials(study)
+    if earlier := _jobs_here(study, template, space, seeds, folder)[0]:
+        run(earlier)  # what is gone is trained again, what is lacking is said
+    while (left := trials - sum(trial.state.name == "COMPLETE" for trial in study.trials)) > 0:
+        asked = [study.ask() for _ in range(min(at_once, left))]
+        for trial in asked:
+            trial.set_user_attr("process", [socket.gethostname(), os.getpid()])
+        chosen = [{name: _suggest(trial, name, values) for name, values in space.items()} for trial in asked]
+        wanted = [jobs_for(template, values, seeds) for values in chosen]
+        found = {record["key"]: record for record in run(_once(job for jobs in wanted for job in jobs))}
+        for trial, jobs in zip(asked, wanted, strict=True):
+            study.tell(trial, score([found[job.recipe.key] for job in jobs]))
+    jobs, missing = _jobs_here(study, template, space, seeds, folder)
+    if not jobs:
+        raise LabError(f"{missing}: copy them here, or choose another --study")
+    if missing:
+        warnings.warn(f"{missing}: they are not shown", RecordWarning, stacklevel=2)
+    found = [finished(job.recipe, folder) for job in jobs]
+    return run(jobs) if None in found else [record for record in found if record is not None]
+
+
+def _jobs_here(study: Any, template: Recipe, space: Space, seeds: Sequence[int], folder: Path) -> tuple[list[Job], str]:
+    """The runs of trials that are done, here or with records here; and what is to be said of the others."""
+    here: list[Job] = []
+    away = 0
+    done = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    for trial in done:
+        jobs = jobs_for(template, {name: trial.params[name] for name in space}, seeds)
+        ours = trial.user_attrs.get("process", [""])[0] == socket.gethostname()
+        if ours or all(finished(job.recipe, folder) for job in jobs):
+            here += jobs
+        else:
+            away += 1
+    missing = f"{away} of {len(done)} trials were done on other machines and have no records in {folder}"
+    return _once(here), missing if away else ""
+
+
+def score(records: Sequence[Record]) -> float:
+    """What a candidate is judged by: mean accuracy over seeds; a run that diverged has none."""
+    return statistics.mean(
+        record["final"]["test_accuracy"] if record["status"] == "done" else 0.0 for record in records
+    )
+
+
+def _question(template: Recipe, space: Space, seeds: Sequence[int]) -> str:
+    """What is searched, in eight letters. Another question is another study."""
+    spaces = {name: str(values) for name, values in space.items()}
+    text = json.dumps([template.as_dict(), code_of(template), spaces, list(seeds)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def sqlite_url(path: Path) -> str:
+    """The address of a database in a file, whatever its folder is called."""
+    try:
+        from sqlalchemy.engine import URL, make_url
+    except ImportError:  # optuna, which brings it, is asked for later
+        return f"sqlite:///{path}"
+    url = URL.create("sqlite", database=str(path)).render_as_string()
+    if make_url(url).database != str(path):  # older ones do not quote
+        raise LabError(f"no database can be in {path.parent}: choose another --out, or give --storage")
+    return url
+
+
+def _study(url: str, name: str, sampler: str) -> Any:
+    if sampler not in ("tpe", "random"):
+        raise unknown("sampler", sampler, ("tpe", "random"))
+    try:
+        import optuna
+    except ImportError:
+        raise LabError("sampling needs optuna: pip install optuna (a --grid does not)") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        study = optuna.create_study(study_name=name, storage=url, direction="maximize", load_if_exists=True)
+    except Exception as error:
+        raise LabError(f"the database {url} cannot be used: {describe(error)}") from None
+    seed = len(study.trials)  # a study that goes on must not draw the same numbers again
+    makers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+    study.sampler = makers[sampler](seed=seed)
+    return study
+
+
+def _give_up_dead_trials(study: Any) -> None:
+    """Trials of a process on this machine that is no more are queued again; what they had done is on disk."""
+    for trial in study.trials:
+        host, pid = trial.user_attrs.get("process", (None, None))
+        if trial.state.name == "RUNNING" and host == socket.gethostname() and not _alive(pid):
+            study.tell(trial.number, state=type(trial.state).FAIL)
+            study.enqueue_trial(trial.params)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _suggest(trial: Any, name: str, values: list[Any] | Span) -> Any:
+    if not isinstance(values, Span):
+        return trial.suggest_categorical(name, values)
+    if values.whole:
+        return trial.suggest_int(name, int(values.low), int(values.high), log=values.log)
+    return trial.suggest_float(name, values.low, values.high, log=values.log)
+
+
+def ranked(records: Sequence[Record]) -> list[tuple[str, list[Record]]]:
+    """The candidates and their runs, best first."""
+    groups = [(group.label, group.records) for group in group_records(records)]
+    return sorted(groups, key=lambda item: -score(item[1]))
+
+
+def best(records: Sequence[Record]) -> Recipe:
+    """The best candidate, to be trained on all training data."""
+    return replace(Recipe.of(ranked(records)[0][1][0]["recipe"]), hold_out=0.0)
+
+
+def table_of(records: Sequence[Record]) -> Any:
+    """The candidates, best first, as a rich table."""
+    from rich.table import Table
+
+    held = any(record["recipe"]["hold_out"] for record in records)
+    table = Table("settings", "held-out accuracy" if held else "test accuracy", "runs", "diverged")
+    for label, group in ranked(records):
+        diverged = sum(record["status"] == "diverged" for record in group)
+        table.add_row(label, f"{100 * score(group):.2f} %", str(len(group)), str(diverged or ""))
+    return table
+
+
+# On a Ray cluster
+
+
+def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int, tell: Tell) -> list[Record]:
+    """Train all jobs on a Ray cluster; a local one is started if there is no address."""
+    try:
+        import ray
+        from ray.exceptions import RayTaskError
+    except ImportError:
+        raise LabError("--on ray needs it: pip install ray") from None
+    # Looked for here first: the cluster's machines may not share our disk.
+    records = {job.recipe.key: found for job in jobs if (found := done_already(job, place.folder)) is not None}
+    for record in records.values():
+        tell(News(record["key"], len(record["epochs"]), True, record["verdict"], before=True))
+    waiting = [job for job in jobs if job.recipe.key not in records]
+    if waiting and not ray.is_initialized():
+        options: dict[str, Any] = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
+        try:
+            ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:
+            raise LabError(f"Ray cannot be started or reached: {describe(error)}") from None
+    place = replace(place, folder=place.folder.resolve())
+    gpus = 1 if place.device.startswith("cuda") else 0
+    remote: Any = ray.remote(num_cpus=place.threads, num_gpus=gpus)(_train_there)
+    going = {remote.remote(job, place): job for job in waiting}
+    while going:
+        (ready, *_), _ = ray.wait(list(going), num_returns=1)
+        job = going.pop(ready)
+        try:
+            record = ray.get(ready)
+        except RayTaskError as error:
+            if isinstance(error.cause, LabError):
+                raise LabError(one_line(error.cause)) from None
+            raise
+        if finished(job.recipe, place.folder) is None:
+            write_record(record, place.folder)
+        records[record["key"]] = record
+        tell(News(record["key"], len(record["epochs"]), True, record["verdict"]))
+    return [records[job.recipe.key] for job in jobs]
+
+
+def _train_there(job: Job, place: Place) -> Record:
+    return train_jobs([job], place)[0]

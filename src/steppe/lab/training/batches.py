@@ -1,0 +1,127 @@
+"""The batches of a run: a pure function of seed, epoch and step, and so the same for every method.
+
+Nothing random here has a state that would have to be saved. Every draw (order, crops, mixup) has its own generator,
+seeded from what it is for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...auxiliary import with_auxiliary
+from ..data import DataSet, first, load, prepare, subset, with_label_noise
+from ..errors import LabError
+from ..recipe.recipe import Recipe
+
+
+def seed_for(*what: Any) -> int:
+    """A seed for what is named: numbers and words.
+
+    >>> seed_for(0, "order", 1) == seed_for(0, "order", 1), seed_for(0, "order", 1) == seed_for(0, "order", 2)
+    (True, False)
+    """
+    return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:6], "little")
+
+
+def generator_for(*what: Any, device: Any = "cpu") -> torch.Generator:
+    """A generator with its own seed."""
+    return torch.Generator(device).manual_seed(seed_for(*what))
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that a model draws from. To seed it alone is a hundred times faster than `torch.manual_seed`."""
+    if device.type == "cuda":
+        torch.cuda.init()
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return torch.mps._get_default_mps_generator() if device.type == "mps" else torch.default_generator
+
+
+def data_for(recipe: Recipe, root: Path | None = None, device: Any = "cpu") -> DataSet:
+    """The data a recipe asks for, on the device."""
+    return _data(recipe.data, recipe.share, recipe.label_noise, recipe.hold_out, root, str(device))
+
+
+@lru_cache(maxsize=2)  # runs follow one another on the same data
+def _data(name: str, share: float, noise: float, hold_out: float, root: Path | None, device: str) -> DataSet:
+    data = load(name, root)
+    if share < 1:
+        data = first(data, share)
+    if noise:
+        data = with_label_noise(data, noise)
+    if hold_out:
+        rows = torch.randperm(len(data.train), generator=generator_for("hold out"))
+        count = round(hold_out * len(rows))
+        if not 0 < count < len(rows):
+            raise LabError(f"holding out {hold_out:g} of {len(rows)} training examples leaves none on one side")
+        train, test = (subset(data.train, part.sort().values) for part in (rows[count:], rows[:count]))
+        data = replace(data, name=f"{data.name} without {hold_out:g}", train=train, test=test)
+    return data.to(device)
+
+
+class Batches:
+    """A recipe's training batches; on several ranks, this rank's part of each."""
+
+    def __init__(self, recipe: Recipe, data: DataSet, auxiliary: bool, device: torch.device, rank: int, ranks: int):
+        self.recipe, self.data, self.device, self.rank, self.ranks = recipe, data, device, rank, ranks
+        self.auxiliary = recipe.auxiliary if auxiliary else ""
+        self.dtype = torch.float64 if recipe.precision == "float64" else torch.float32
+        self.examples = len(data.train)
+        self.steps = self.examples // recipe.batch  # an epoch; all batches are full, the rest waits for another order
+        if self.steps == 0:
+            raise LabError(f"batch {recipe.batch} is larger than the {self.examples} training examples")
+        if recipe.batch % ranks:
+            raise LabError(f"batch {recipe.batch} cannot be split evenly over {ranks} processes")
+        self._generator = torch.Generator(device)
+        self._fixed: Any = None
+
+    def of_epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, Any]]:
+        """Inputs, targets, and the auxiliary batch where there is one."""
+        main = self._pass(epoch, "main")
+        pairs: Iterable[Any]
+        if self.auxiliary == "fresh":
+            pairs = zip(main, self._pass(epoch, "auxiliary"), strict=True)
+        elif self.auxiliary == "previous":
+            pairs = with_auxiliary(main, "previous")
+        elif self.auxiliary == "fixed":
+            self._fixed = self._fixed or next(self._pass(0, "auxiliary"))
+            pairs = ((batch, self._fixed) for batch in main)
+        else:
+            pairs = ((batch, None) for batch in main)
+        for (inputs, targets), second in pairs:
+            yield inputs, targets, second
+
+    def _pass(self, epoch: int, purpose: str) -> Iterator[tuple[Tensor, Tensor]]:
+        recipe, size = self.recipe, self.recipe.batch // self.ranks
+        order = torch.randperm(self.examples, generator=generator_for(recipe.seed, purpose, "order", epoch))
+        rows = order[: self.steps * recipe.batch].view(self.steps, self.ranks, size)[:, self.rank].reshape(-1)
+        crops = seed_for(recipe.seed, purpose, "crops", epoch) % 2**31
+        batches = self.data.batches("train", size, rows.to(self.device), seed=crops)
+        for step, (inputs, targets) in enumerate(batches):
+            yield self._changed(inputs, targets, seed_for(recipe.seed, purpose, epoch, step, self.rank))
+
+    def _changed(self, inputs: Tensor, targets: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """Augmented, scaled, mixed."""
+        recipe = self.recipe
+        if recipe.augmentation != "none":
+            from ..data.augmentation import augment
+
+            inputs = augment(inputs, recipe.augmentation, self._generator.manual_seed(seed), self.data)
+        inputs = prepare(inputs, self.data, self.dtype)
+        if recipe.mixup:
+            from ..data.augmentation import mixup
+
+            return mixup(inputs, targets, recipe.mixup, self._generator.manual_seed(seed + 1), self.data.classes)
+        return inputs, targets
+
+    def of_test(self, size: int = 1000) -> Iterator[tuple[Tensor, Tensor]]:
+        """The test set, in its order."""
+        for inputs, targets in self.data.batches("test", size):
+            yield prepare(inputs, self.data, self.dtype), targets

@@ -1,0 +1,82 @@
+"""How curved the place is where a run ended: a few numbers and two figures, on a fixed part of the training data.
+
+The work is bounded by a number of Hessian products and not by seconds, so that the same weights give the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from ...curvature import Hessian, Krylov, Objective, eigenvalues, plane, spectrum, surrogate_gap, trace, zeroth_order
+from ...curvature.trace import FEWEST_PRODUCTS
+from ..data import prepare
+from .batches import generator_for
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+def check_products(products: int) -> None:
+    """Refuse too few for an error bar: now, and not when a long training has ended."""
+    if products < FEWEST_PRODUCTS:
+        raise ValueError(f"products must be at least {FEWEST_PRODUCTS}, got {products}")
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How much to measure. Called with a run, gives the record's `curvature`."""
+
+    rho: float = 0.05
+    samples: int = 512  # the same ones for every run on the same data
+    probes: int = 8
+    dimension: int = 64  # products for the density; the top eigenvalue and the trace go on from there
+    products: int = 200  # more, for each of those two, at most
+    points: int = 11  # a side of the landscape; 0 for none
+    reach: float = 0.5
+
+    def __post_init__(self):
+        check_products(self.products)
+
+    def __call__(self, run: Run) -> dict[str, Any] | None:
+        """Top eigenvalue, trace, sharpness, density and landscape. None where the model is spread over processes."""
+        if run.ranks.kind == "fsdp2":
+            return None
+        objective = Objective(run.net, cross_entropy, self._examples(run))
+        loss = float(objective.loss(finite=False))
+        if not math.isfinite(loss):
+            return None
+        krylov = Krylov(Hessian(objective), block=min(self.probes, objective.size))
+        density = spectrum(krylov, dimension=self.dimension, progress=False)
+        top = eigenvalues(krylov, 1, rtol=1e-2, bound="gap", max_matvecs=self.products, progress=False)
+        whole = trace(krylov, rtol=0.03, max_matvecs=self.products, progress=False)
+        sharp = zeroth_order(objective, self.rho, restarts=1, steps=20, progress=False)
+        gap = surrogate_gap(objective, self.rho)
+        grid, height, _ = density.density(grid=200)
+        found: dict[str, Any] = {
+            "examples": min(self.samples, len(run.data.train)),
+            "loss": {"value": loss},
+            "top": {"value": float(top.values[0]), "error": float(top.errors[0])},
+            "trace": {"value": whole.value, "error": whole.standard_error, "low": whole.low, "high": whole.high},
+            "sharpness": {"value": sharp.value, "rho": self.rho},
+            "surrogate_gap": {"value": gap.gap, "rho": self.rho},
+            "density": {"grid": grid.tolist(), "density": height.tolist()},
+        }
+        if self.points:
+            found["landscape"] = self._landscape(objective)
+        return found
+
+    def _landscape(self, objective: Objective) -> dict[str, Any]:
+        slice_ = plane(objective, reach=self.reach, points=self.points, progress=False)
+        return {"axis": slice_.across.tolist(), "loss": slice_.losses.tolist()}
+
+    def _examples(self, run: Run) -> list[Any]:
+        """Batches of examples as the model takes them, without augmentation."""
+        count = min(self.samples, len(run.data.train))
+        rows = torch.randperm(len(run.data.train), generator=generator_for("measured"))[:count]
+        batches = run.data.batches("train", 512, rows.to(run.device))
+        return [(prepare(inputs, run.data, run.batches.dtype), targets) for inputs, targets in batches]

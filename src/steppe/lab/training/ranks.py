@@ -1,0 +1,102 @@
+"""Training on several processes: what differs from training alone, and nothing else.
+
+Started by torchrun. Each rank trains on its part of every batch; rank 0 writes the records.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import LabError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among others; the default is training alone."""
+
+    kind: str = ""  # "", "ddp" or "fsdp2"
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank writes and prints."""
+        return self.rank == 0
+
+    def wrapped(self, net: nn.Module, device: torch.device, compiled: bool = False) -> Any:
+        """What to call in training. The net itself is left as it is: curvature differentiates it twice."""
+        if self.kind == "ddp":
+            inner: Any = torch.compile(net) if compiled else net
+            return nn.parallel.DistributedDataParallel(inner, device_ids=[device] if device.type == "cuda" else None)
+        if self.kind == "fsdp2":
+            from torch.distributed.fsdp import fully_shard
+
+            for part in net.children():
+                if any(True for _ in part.parameters()):
+                    fully_shard(part)
+            fully_shard(net)
+        return torch.compile(net) if compiled else net
+
+    def mean_(self, totals: Tensor) -> Tensor:
+        """Averaged over the ranks, in place."""
+        if self.kind:
+            dist.all_reduce(totals)
+            totals /= self.world
+        return totals
+
+    def least_(self, value: Tensor) -> Tensor:
+        """The smallest of the ranks' values, in place."""
+        if self.kind:
+            dist.all_reduce(value, dist.ReduceOp.MIN)
+        return value
+
+    def told(self, what: Any) -> Any:
+        """What rank 0 says."""
+        if not self.kind:
+            return what
+        box = [what]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def state(self, net: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Weights and optimizer state, whole. Every rank must ask."""
+        if self.kind != "fsdp2":
+            return net.state_dict(), optimizer.state_dict()
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return get_state_dict(net, optimizer, options=options)
+
+    def load(self, net: nn.Module, optimizer: Optimizer, weights: dict[str, Any], state: dict[str, Any]) -> None:
+        """Put `state`'s result back."""
+        if self.kind != "fsdp2":
+            net.load_state_dict(weights)
+            optimizer.load_state_dict(state)
+            return
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
+        options = StateDictOptions(full_state_dict=True)
+        set_state_dict(net, optimizer, model_state_dict=weights, optim_state_dict=state, options=options)
+
+
+ALONE = Ranks()
+
+
+def join(kind: str, device: str) -> Ranks:
+    """Join the other ranks that torchrun has started."""
+    if kind not in ("ddp", "fsdp2"):
+        raise LabError(f"--distributed is ddp or fsdp2, not {kind!r}")
+    if "LOCAL_RANK" not in os.environ:
+        raise LabError(f"--distributed {kind} runs under torchrun: torchrun --nproc-per-node 2 -m steppe train ...")
+    if not dist.is_initialized():
+        if device.startswith("cuda"):
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    return Ranks(kind, dist.get_rank(), dist.get_world_size())

@@ -1,0 +1,248 @@
+"""The training loop: any method, any base, any model.
+
+A `Run` is one recipe being trained. Its `train` yields after every step of the optimizer, so that several runs can take
+turns in one process (`turns.advance_all`), each on its own CUDA stream. After every epoch it writes its record and a
+checkpoint; started again, it goes on from there and ends with the same bits as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...graphs.capture import capture
+from ...graphs.replayed import Replayed
+from ...optimizer import SharpnessAware
+from ..data import DataSet
+from ..errors import LabError, describe
+from ..models import build
+from ..recipe.recipe import Recipe
+from ..records import Record, new_record, now, read_checkpoint, whole_file, write_record, write_weights
+from .base_optimizers import make_base
+from .batches import Batches, data_for, default_generator, seed_for
+from .precision import autocast, parameter_dtype, scaler, set_precision
+from .ranks import ALONE, Ranks
+
+
+class Run:
+    """One recipe in training.
+
+    `folder` is where its record goes (None: nowhere); `logger` anything with ``add_scalar(name, value, step)`` and
+    ``close()``; `measure` a function of the run that returns its curvature when it is done.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path | None = None,
+        *,
+        device: str = "cpu",
+        data: DataSet | None = None,
+        data_root: Path | None = None,
+        role: str = "method",
+        label: str | None = None,
+        ranks: Ranks = ALONE,
+        logger: Any = None,
+        measure: Any = None,
+        keep_weights: bool = False,
+    ):
+        self.recipe, self.folder, self.device, self.ranks = recipe, folder, torch.device(device), ranks
+        self.logger, self.measure, self.keep_weights = logger, measure, keep_weights
+        self.share_of_time = 1.0  # when runs take turns, each is charged its part
+        method = recipe.build_method()
+        if "lr" in method.needs and (recipe.schedule != "constant" or recipe.warmup):
+            raise LabError(f"{method.name} sets the learning rate itself: give it no schedule and no warm-up")
+        set_precision(recipe.precision, self.device)
+        self.data = data_for(recipe, data_root, device) if data is None else data
+        torch.manual_seed(seed_for(recipe.seed, "weights"))
+        self.net = build(recipe.model, self.data.input_shape, self.data.classes, **dict(recipe.model_settings))
+        self.net.to(self.device, parameter_dtype(recipe.precision))
+        if self.device.type == "cuda":
+            # What its convolutions are fastest with.
+            self.net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.model = ranks.wrapped(self.net, self.device, recipe.compile)
+        self.optimizer = SharpnessAware(
+            make_base(recipe, self.net.parameters()), method, model=self.model, seed=seed_for(recipe.seed) % 2**31
+        )
+        self.scaler = scaler(recipe.precision, self.device)
+        self.batches = Batches(recipe, self.data, "auxiliary" in method.needs, self.device, ranks.rank, ranks.world)
+        exact = torch.float32 if self.device.type == "mps" else torch.float64
+        self.totals = torch.zeros(3, dtype=exact, device=self.device)  # loss, right answers, steps while all was finite
+        self._test_totals = torch.zeros(2, dtype=exact, device=self.device)
+        # No circle with what is recorded: a run that has ended must leave a GPU's memory at once.
+        me = weakref.proxy(self)
+        clip = (lambda: me._clip()) if recipe.clip else None
+        self._step = capture(lambda *batch: me._loss(*batch), self.optimizer, scaler=self.scaler, between=clip)
+        count = lambda *batch: me._count_test(*batch)  # noqa: E731
+        self._test = Replayed(count) if ranks.world == 1 else count
+        self._looks_before = 0  # in earlier processes
+        self._random = default_generator(self.device)
+        self.record: Record = new_record(recipe, role, label, device)
+        self.record |= {
+            "parameters": sum(p.numel() for p in self.net.parameters()),
+            "train_examples": len(self.data.train),
+            "test_examples": len(self.data.test),
+        }
+        self._resume()
+
+    # One step
+
+    def step(self, inputs: Tensor, targets: Tensor, auxiliary: tuple[Tensor, Tensor] | None = None) -> None:
+        """One step of the optimizer: on a GPU, after the first few, a recorded one that is replayed."""
+        self._step(inputs, targets, auxiliary=auxiliary)
+
+    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """A batch's loss; in the first look of a step, added to the epoch's totals. Nothing waits for the device."""
+        with autocast(self.recipe.precision, self.device):
+            logits = self.model(inputs)
+            loss = F.cross_entropy(logits, targets)
+        if self._step.look == 0:
+            self.totals[0] += loss.detach()
+            self.totals[1] += _right(logits.detach(), targets)
+            self.totals[2] += self.totals[0].isfinite()  # once it is not, it never is again
+        return loss
+
+    def _clip(self) -> None:
+        nn.utils.clip_grad_norm_(self.net.parameters(), self.recipe.clip)
+
+    # All steps
+
+    def train(self) -> Iterator[None]:
+        """Train to the end, or on from where the last process stopped; yield after every step."""
+        while self.record["status"] == "running" and len(self.record["epochs"]) < self.recipe.epochs:
+            yield from self._epoch(len(self.record["epochs"]) + 1)
+            self._save()
+        self._finish()
+
+    def _epoch(self, epoch: int) -> Iterator[None]:
+        recipe, batches = self.recipe, self.batches
+        self.totals.zero_()
+        sums: dict[str, Any] = {}
+        self.model.train()
+        began = time.perf_counter()
+        for step, (inputs, targets, auxiliary) in enumerate(batches.of_epoch(epoch)):
+            if "lr" not in self.optimizer.method.needs:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = recipe.lr_at((epoch - 1) * batches.steps + step, batches.steps)
+            self._random.manual_seed(seed_for(recipe.seed, "model", epoch, step, self.ranks.rank))  # dropout's masks
+            self.step(inputs, targets, auxiliary)
+            for name, value in self.optimizer.metrics.items():
+                if isinstance(value, Tensor):  # numbers are averaged; of vectors (GAM's γ) the last is kept
+                    total, count = sums.get(name, (0.0, 0))
+                    sums[name] = (value if value.dim() else total + value, 1 if value.dim() else count + 1)
+            yield
+        finite_steps = int(self.ranks.least_(self.totals[2:].clone()))
+        train_loss, right, _ = self.ranks.mean_(self.totals).tolist()  # here, once an epoch, we wait for the device
+        last = self.record["epochs"][-1] if self.record["epochs"] else {"seconds": 0.0}
+        seconds = (time.perf_counter() - began) * self.share_of_time
+        entry: dict[str, Any] = {
+            "epoch": epoch,
+            "train_loss": train_loss / batches.steps,
+            "train_accuracy": right * self.ranks.world / (batches.steps * recipe.batch),
+        }
+        entry |= self.ranks.told(self.evaluate())
+        entry |= {
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+            "seconds": last["seconds"] + seconds,
+            "gradients": self._looks_before + self._step.looks,
+            "metrics": {name: (total / count).tolist() for name, (total, count) in sums.items()},
+        }
+        self.record["epochs"].append(entry)
+        for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "lr") if self.logger else ():
+            self.logger.add_scalar(name, entry[name], epoch)
+        if finite_steps < batches.steps or not math.isfinite(entry["test_loss"]):
+            self._diverged(epoch, finite_steps + 1, train_loss)
+
+    def evaluate(self) -> dict[str, float]:
+        """Loss and accuracy on the test set."""
+        self.model.eval()
+        self._test_totals.zero_()
+        for inputs, targets in self.batches.of_test():
+            self._test(inputs, targets)
+        loss, right = (self._test_totals / len(self.data.test)).tolist()
+        return {"test_loss": loss, "test_accuracy": right}
+
+    def _count_test(self, inputs: Tensor, targets: Tensor) -> None:
+        with torch.no_grad(), autocast(self.recipe.precision, self.device):
+            logits = self.net(inputs)
+            self._test_totals[0] += F.cross_entropy(logits.to(self.batches.dtype), targets, reduction="sum")
+            self._test_totals[1] += _right(logits, targets)
+
+    def _diverged(self, epoch: int, step: int, loss: float) -> None:
+        radius = self.optimizer.method.radius
+        advice = f"lower lr or {radius}" if radius else "lower lr"
+        if step <= self.batches.steps:
+            kind = "NaN" if math.isnan(loss) else "infinite"
+            self.record["verdict"] = f"loss became {kind} in epoch {epoch}, step {step}: {advice}"
+        else:
+            self.record["verdict"] = f"test loss was not finite after epoch {epoch}: {advice}"
+        self.record["status"] = "diverged"
+
+    # Files
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """Where the run is saved until it is done."""
+        return None if self.folder is None else self.folder / f"{self.recipe.key}.ckpt"
+
+    def _save(self) -> None:
+        """The checkpoint first: it has the record inside, and is what a run goes on from."""
+        weights, state = self.ranks.state(self.net, self.optimizer)
+        if self.checkpoint is None or self.folder is None or not self.ranks.first:
+            return
+        scale = None if self.scaler is None else self.scaler.state_dict()
+        with whole_file(self.checkpoint) as path:
+            torch.save({"record": self.record, "model": weights, "optimizer": state, "scaler": scale}, path)
+        write_record(self.record, self.folder)
+
+    def _resume(self) -> None:
+        path = self.checkpoint if self.ranks.first else None
+        saved = self.ranks.told(None if path is None else read_checkpoint(path, self.record, self.device))
+        if saved is None:
+            return
+        try:
+            self.ranks.load(self.net, self.optimizer, saved["model"], saved["optimizer"])
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, KeyError) as error:
+            unfit = f"{self.recipe.key}.ckpt in {self.folder} does not fit the model any more"
+            raise LabError(f"{unfit}: delete it to start anew ({describe(error)})") from None
+        if self.scaler is not None:
+            self.scaler.load_state_dict(saved["scaler"])
+        kept = ("status", "epochs", "verdict", "started")
+        self.record |= {name: saved["record"][name] for name in kept}
+        self._looks_before = self.record["epochs"][-1]["gradients"]
+
+    def _finish(self) -> None:
+        record = self.record
+        names = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "seconds", "gradients")
+        record["final"] = {name: record["epochs"][-1][name] for name in names}
+        if record["status"] == "running":
+            if self.measure is not None and self.ranks.first:
+                record["curvature"] = self.measure(self)
+            record["status"] = "done"
+        record["finished"] = now()
+        if self.logger is not None:
+            self.logger.close()
+        if self.folder is None or self.checkpoint is None:
+            return
+        if self.keep_weights:
+            weights = self.ranks.state(self.net, self.optimizer)[0]
+            if self.ranks.first:
+                write_weights(weights, self.folder, self.recipe.key)
+        if self.ranks.first:
+            write_record(record, self.folder)
+            self.checkpoint.unlink(missing_ok=True)
+
+
+def _right(logits: Tensor, targets: Tensor) -> Tensor:
+    """How many answers are right; with mixed targets, the one that weighs most counts."""
+    return (logits.argmax(1) == (targets.argmax(1) if targets.dim() > 1 else targets)).sum()

@@ -1,0 +1,84 @@
+"""Methods by name, and the table of them.
+
+Every class derived from `Method` registers itself when it is made. Those of this folder are found by `load_all`, which
+imports every file in it: a new file is a new method, and nothing else has to know.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from dataclasses import MISSING, fields
+from typing import Any
+
+from ..method import Method
+
+PACKAGE = __name__.rpartition(".")[0]
+HEADER = ("method", "paper", "looks", "copies", "settings", "advice")
+
+
+def load_all(paths: list[str]) -> dict[str, type[Method]]:
+    """Import every module of this package; return the methods they define, by class name."""
+    for module in pkgutil.iter_modules(paths):
+        importlib.import_module(f"{PACKAGE}.{module.name}")
+    return {cls.__name__: cls for cls in own_methods()}
+
+
+def own_methods() -> list[type[Method]]:
+    """The methods of this package, in the order of their names."""
+    own = [cls for cls in Method.registry.values() if cls.__module__.startswith(f"{PACKAGE}.")]
+    return sorted(own, key=lambda cls: cls.__name__)
+
+
+def method_names() -> list[str]:
+    """The names `wrap` knows."""
+    return sorted(Method.registry)
+
+
+def find(name: str) -> type[Method]:
+    """The method of a name, or of another name that it goes by."""
+    wanted = name.lower()
+    aliases = {alias: known for known, cls in Method.registry.items() for alias in cls.aliases}
+    cls = Method.registry.get(wanted) or Method.registry.get(aliases.get(wanted, ""))
+    if cls is None:
+        close = difflib.get_close_matches(wanted, method_names(), n=1, cutoff=0.4)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"no method is called {name!r}; {hint}known: {', '.join(method_names())}")
+    return cls
+
+
+def by_name(name: str, **settings: Any) -> Method:
+    """Make a method from its name.
+
+    >>> by_name("sam", rho=0.2)
+    SAM(rho=0.2, normalize=True)
+    """
+    cls = find(name)
+    try:
+        return cls(**settings)
+    except TypeError as error:
+        raise TypeError(f"{cls.__name__}: {str(error).split('() ')[-1]}") from None
+
+
+def with_defaults(cls: type[Method]) -> Method:
+    """The method with its defaults, or, if it has none for something, the first setting it declares."""
+    try:
+        return cls()
+    except TypeError:
+        return cls.variants()[0]
+
+
+def defaults_text(cls: type[Method]) -> str:
+    """The settings of a method with their defaults, as they would be typed."""
+
+    def show(value: Any) -> str:
+        return getattr(value, "__name__", None) or ("adam(1e-3)" if "Adam" in repr(value) else str(value))
+
+    return ", ".join(f.name if f.default is MISSING else f"{f.name}={show(f.default)}" for f in fields(cls))
+
+
+def table_rows() -> list[tuple[str, ...]]:
+    """One row a method of this package, under `HEADER`."""
+    described = [(cls, with_defaults(cls)) for cls in own_methods()]
+    return [(c.__name__, c.paper, f"{m.cost:.4g}", str(m.copies), defaults_text(c), c.advice) for c, m in described]

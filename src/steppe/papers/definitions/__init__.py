@@ -1,0 +1,1 @@
+"""What the papers ran and claim: one file a paper."""

@@ -1,0 +1,40 @@
+"""A table no paper has: all methods at equal cost, on the same data and seeds, with the curvature where they ended."""
+
+from __future__ import annotations
+
+from ...lab.recipe.method_text import canonical
+from ...lab.recipe.recipe import Recipe
+from ...lab.runner.comparison import plan
+from ...lab.training.measuring import Measuring
+from ..experiment import SETS, Cell, Experiment
+
+TITLE = "Extra · all methods at equal cost"
+_RECIPE = Recipe(
+    data=f"{SETS}:cifar10", model="cnn-5", base="adam", lr=1e-3, batch=100, epochs=20, auxiliary="previous"
+)
+_LIGHT = Measuring(points=0, dimension=8)  # neither landscape nor density is kept: eigenvalue and trace need less
+METHODS = (
+    "sam:rho=0.05", "asam", "ssam", "gsam:rho=0.05,alpha=0.2", "gnp", "crsam", "gnam:rho=0.04", "gnamfast", "gam",
+    "gam:period=10,lr_times_period=true", "frobsam", "tracesam", "detsam", "looksam", "fsam", "wsam",
+    "every:k=10,method=(gnamfast)",
+)  # fmt: skip
+
+
+def _cells() -> tuple[Cell, ...]:
+    cells = []
+    for job in plan(_RECIPE, [canonical(method) for method in METHODS], [0]):
+        name = {"base": "adam", "equal-cost": f"adam-{job.recipe.epochs}"}.get(job.role, job.recipe.method)
+        cells.append(Cell(name.replace("/", "-"), job.recipe, job.name, job.role))
+    return tuple(cells)
+
+
+EXPERIMENTS = (
+    Experiment(
+        "extra/equal-cost", "All methods at equal cost: CNN-5 on CIFAR-10",
+        "No paper has this table.", _cells(), seeds=5, measuring=_LIGHT, shorter=5, share=0.2,
+        choices=("Adam 1e-3, batch 100, 20 epochs; beside the methods, Adam trained as much longer as they cost. "
+                 "Settings are each paper's or the library's defaults: none was searched for.",),
+    ),
+)  # fmt: skip
+CLAIMS: list = []
+TRENDS: tuple = ()

@@ -1,0 +1,36 @@
+"""Running a method without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from .engine.finite_difference import by_difference
+from .engine.random_vectors import Draws
+from .method import Context, Method, Seen
+from .vector import Vector
+
+
+def drive(
+    method: Method,
+    gradient: Callable[[Tensor], Tensor],
+    w: Tensor,
+    ctx: Context | None = None,
+    loss: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Run one step of a method on a gradient function of one tensor: for tests and for trying an idea."""
+    weights = Vector([w])
+    if ctx is None:
+        space = weights.space
+        ctx = Context(0, 1.0, lambda: weights, Draws(space, seed=0, step=0), method.memory(space))
+    precision = str(w.dtype).removeprefix("torch.")
+    asks = by_difference(method.at(ctx.step, ctx.lr).looks(ctx), weights.norm(), lambda: precision)
+    look = next(asks)
+    while True:
+        at = w if look.offset is None else w + look.offset.tensors[0]
+        ctx.losses.append(None if loss is None else loss(at))
+        try:
+            look = asks.send(Seen(Vector([gradient(at)], weights.space), ctx.losses[-1]))
+        except StopIteration as end:
+            return end.value.tensors[0]

@@ -1,0 +1,105 @@
+"""The command line and the pages made from the registry."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import steppe
+from steppe.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*args: str):
+    return CliRunner().invoke(app, args, env={"COLUMNS": "200"})
+
+
+def test_version():
+    assert run("--version").stdout.strip() == steppe.__version__
+
+
+def test_methods_are_listed_with_their_cost():
+    result = run("methods")
+    assert result.exit_code == 0
+    for name in ("SAM", "GNAMFast", "DetSAM", "Every"):
+        assert name in result.stdout
+    row = next(line for line in run("methods", "--markdown").stdout.splitlines() if line.startswith("| GAM "))
+    assert row.split(" | ")[2:4] == ["6", "7"] and "T=2" in row
+
+
+def test_one_method_in_full():
+    result = run("methods", "gam-norm")
+    assert result.stdout.startswith("GNAM(rho=0.1") and "w_adv" in result.stdout
+
+
+def test_a_wrong_name_gets_one_line():
+    result = run("methods", "gsma")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1 and "did you mean 'gsam'" in result.stderr
+
+
+def test_without_its_packages_the_command_says_what_to_install():
+    code = "import sys; sys.modules['typer'] = None; from steppe.__main__ import main; main()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.strip() == 'the steppe command needs typer: pip install "steppe[cli]"'
+
+
+def test_the_pages_are_those_of_the_registry():
+    spec = importlib.util.spec_from_file_location("make_methods", ROOT / "docs" / "make_methods.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    stale = [path.name for path, text in module.pages().items() if not path.exists() or path.read_text("utf-8") != text]
+    assert not stale, "run python docs/make_methods.py"
+
+
+WRONG = [("compar", "did you mean"), ("--nonsense", "No such option"), ("list recipe", "recipes")]
+
+
+@pytest.mark.parametrize(("wrong", "says"), WRONG)
+def test_a_wrong_command_gets_one_line(wrong, says):
+    result = run(*wrong.split())
+    assert result.exit_code == 2
+    assert len(result.stderr.strip().splitlines()) == 1 and says in result.stderr
+
+
+def test_recipes_are_listed():
+    result = run("list", "recipes")
+    assert result.exit_code == 0 and "s0/table1" in result.stdout
+
+
+def test_no_command_is_a_call_for_help():
+    assert "compare" in run().output
+
+
+@pytest.mark.parametrize(
+    "line", ["measure", "measure x --top x", "landscape --bogus", "doctor --foo", "methods a b", "methods --bogus"]
+)
+def test_usage_errors_are_one_line(line):
+    result = CliRunner().invoke(app, line.split())
+    assert result.exit_code == 2 and result.stderr.startswith("steppe: ") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+@pytest.mark.parametrize("line", ["methods sam", "paper list", "paper show s0/table1"])
+def test_a_terminal_without_greek_letters(line, encoding):
+    command = [sys.executable, "-m", "steppe", *line.split()]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding})
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    for line in ("paper collect . s0/table1 --results file", f"compare --epochs 1 --out {300 * 'a'}"):
+        result = CliRunner().invoke(app, line.split())
+        assert result.exit_code == 2, result.output
+        assert result.stderr.startswith("steppe: ") and result.stderr.count("\n") == 1, result.stderr

@@ -1,0 +1,431 @@
+"""What extra looks must not disturb, and what they must see: each test fails on the construct it names."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import steppe
+from helpers import problems
+from helpers.problems import by_closure, seeded
+from steppe import GSAM, SAM, Plain, SharpnessAware
+
+
+def frozen(model):
+    return torch.optim.SGD(model.parameters(), lr=0.0)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norm_moves_once_a_step(momentum):
+    """Not with momentum = 0 in the extra looks: that still counts batches and breaks cumulative averages."""
+    model = seeded(lambda: nn.Sequential(nn.BatchNorm1d(64, momentum=momentum), nn.Linear(64, 10)))
+    opt = SharpnessAware(frozen(model), steppe.CRSAM(), model)
+    data = problems.steps(3)
+    for d in data:
+        by_closure(opt, model, d)
+    means = torch.stack([d.main[0].mean(0) for d in data])
+    expected = means.mean(0) if momentum is None else 0.1 * (0.81 * means[0] + 0.9 * means[1] + means[2])
+    torch.testing.assert_close(model[0].running_mean, expected)
+    assert model[0].num_batches_tracked == 3 and model[0].momentum == momentum
+
+
+def test_every_look_starts_from_the_same_buffers():
+    """Spectral norm iterates on a buffer in its forward: with rho = 0 all looks must see the same function."""
+    model = seeded(lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(64, 10))))
+    opt = SharpnessAware(frozen(model), GSAM(rho=0.0), model)
+    losses = []
+    for _ in opt.passes():
+        loss = problems.loss(model, problems.steps(1)[0].main)
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[0] == losses[1]
+
+
+def test_a_buffer_that_forward_replaces_is_put_back():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 10)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            return self.linear(x)
+
+    model = seeded(Counter)
+    opt = SharpnessAware(frozen(model), steppe.CRSAM(), model)
+    for d in problems.steps(3):
+        by_closure(opt, model, d)
+    assert model.calls == 3
+
+
+def test_a_buffer_that_forward_replaces_now_and_then_is_put_back():
+    """What is known of the buffers after the first look of the step before need not hold in this one."""
+
+    class Growing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 10)
+            self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("last", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == 3:
+                self.last, self.calls = x[0, 0].detach(), self.calls + 10
+            return self.linear(x)
+
+    model = seeded(Growing)
+    opt = SharpnessAware(frozen(model), steppe.CRSAM(), model)
+    data = problems.steps(4)
+    for d in data:
+        by_closure(opt, model, d)
+    assert model.calls == 14 and model.last == data[2].main[0][0, 0]
+
+
+def test_buffers_of_all_kinds_are_put_back_to_the_bit():
+    class Kinds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 10)
+            self.register_buffer("count", torch.tensor(2**40))
+            self.register_buffer("nan", torch.tensor([0x7FA00001], dtype=torch.int32).view(torch.float32))
+            self.register_buffer("gaps", torch.arange(6.0).reshape(2, 3)[:, ::2])
+            self.register_buffer("flags", torch.tensor([True, False]))
+            self.register_buffer("coarse", torch.ones(2, dtype=torch.bfloat16))
+            self.register_buffer("fine", torch.ones(2, dtype=torch.float64))
+            self.register_buffer("empty", torch.empty(0))
+
+        def forward(self, x):
+            self.count += 2**33
+            self.nan.zero_()
+            self.gaps += 1
+            self.flags.logical_not_()
+            self.coarse *= 2
+            self.fine += 1e-12
+            return self.linear(x)
+
+    def bits(model):
+        return {name: b.contiguous().view(-1).view(torch.uint8).tolist() for name, b in model.named_buffers()}
+
+    model = seeded(Kinds)
+    opt = SharpnessAware(frozen(model), SAM(), model)
+    (d,) = problems.steps(1)
+    seen = []
+    for look in opt.passes():
+        seen.append(bits(model))
+        problems.loss(model, d.main).backward()
+        if look.index == 0:
+            after = bits(model)
+    assert seen[0] == seen[1] != after
+    assert bits(model) == after
+
+
+def test_modules_that_come_later_are_looked_after_too():
+    model = seeded(lambda: nn.Sequential(nn.Linear(64, 10)))
+    opt = SharpnessAware(frozen(model), SAM(), model)
+    first, second = problems.steps(2)
+    by_closure(opt, model, first)
+    model.append(nn.BatchNorm1d(10, dtype=torch.float64))
+    by_closure(opt, model, second)
+    assert model[1].num_batches_tracked == 1
+
+
+def test_dropout_masks_are_the_same_in_every_look_and_differ_between_steps():
+    model = seeded(lambda: nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.5), nn.Linear(32, 10)))
+    masks = []
+    model[1].register_forward_hook(lambda m, i, o: masks.append(o != 0))
+    opt = SharpnessAware(frozen(model), steppe.GNAMFast(), model)
+    for d in problems.steps(2):
+        by_closure(opt, model, d)
+    assert all(torch.equal(masks[0], m) for m in masks[1:4]) and not torch.equal(masks[0], masks[4])
+
+
+def test_without_a_model_the_random_state_is_replayed_all_the_same():
+    model = seeded(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 10)))
+    opt = SharpnessAware(frozen(model), SAM(rho=0.0))
+    losses = []
+    for _ in opt.passes():
+        loss = problems.loss(model, problems.steps(1)[0].main)
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[0] == losses[1]
+
+
+def test_autocast_around_the_step_sees_moved_weights():
+    """Autocast caches low-precision weights: an extra look inside it would see those of the first."""
+    model = seeded(problems.mlp, dtype=torch.float32)
+    opt = SharpnessAware(frozen(model), SAM(rho=5.0), model)
+    batch = problems.steps(1, dtype=torch.float32)[0].main
+    losses = []
+
+    def closure():
+        loss = problems.loss(model, batch)
+        losses.append(loss.item())
+        return loss
+
+    with torch.autocast("cpu", torch.bfloat16):
+        opt.step(closure)
+        after = problems.loss(model, batch).item()
+    assert losses[1] > losses[0] + 1
+    assert after == losses[0]  # and after the step the restored ones
+
+
+@pytest.mark.parametrize(
+    "method", [Plain(), steppe.Every(2, SAM(rho=0.1)), steppe.LookSAM(k=2, alpha=0.1)], ids=lambda m: m.name
+)
+def test_autocast_around_the_loop_sees_the_weights_of_each_step(method):
+    """Also where no look moves the weights: it is the step before that has."""
+
+    def closure(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return problems.loss(model, batch)
+
+    ends = []
+    for around in (torch.autocast("cpu", torch.bfloat16), contextlib.nullcontext()):
+        model = seeded(problems.mlp, dtype=torch.float32)
+        opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), method, model)
+        with around:
+            for d in problems.steps(4, dtype=torch.float32):
+                opt.step(functools.partial(closure, model, d.main))
+        ends.append(problems.weights(model))
+    assert torch.equal(ends[0], ends[1])
+
+
+def test_bf16_autocast_matches_a_written_out_sam():
+    batches = [d.main for d in problems.steps(4, dtype=torch.float32)]
+
+    def loss_of(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(model(batch[0]), batch[1])
+
+    model = seeded(problems.mlp, dtype=torch.float32)
+    opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), SAM(rho=0.1), model)
+    for batch in batches:
+        opt.step(lambda batch=batch: loss_of(model, batch))
+
+    other = seeded(problems.mlp, dtype=torch.float32)
+    params = list(other.parameters())
+    for batch in batches:
+        grads = torch.autograd.grad(loss_of(other, batch), params)
+        norm = problems.flat(grads).norm()
+        start = [p.detach().clone() for p in params]
+        with torch.no_grad():
+            for p, g in zip(params, grads, strict=True):
+                p += 0.1 * g / norm
+        grads = torch.autograd.grad(loss_of(other, batch), params)
+        with torch.no_grad():
+            for p, w, g in zip(params, start, grads, strict=True):
+                p.copy_(w - 0.1 * g)
+    torch.testing.assert_close(problems.weights(model), problems.weights(other), rtol=1e-4, atol=1e-5)
+
+
+def scaled_steps(opt, model, scaler, count=3, clip=None):
+    for d in problems.steps(count, dtype=torch.float32):
+        opt.zero_grad()
+        for _ in opt.passes(scaler):
+            scaler.scale(problems.loss(model, d.main)).backward()
+        scaler.unscale_(opt)
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        scaler.step(opt)
+        scaler.update()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_stock_scaler_loop_with_clipping(fused):
+    """A fused base claims to unscale by itself; through a wrapper the update would be 1024 times too large."""
+    ends = []
+    for scale in (None, 2.0**10):
+        model = seeded(problems.mlp, dtype=torch.float32)
+        base = torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
+        opt = SharpnessAware(base, GSAM(), model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+        scaled_steps(opt, model, scaler, clip=0.05)
+        ends.append(problems.weights(model))
+    assert torch.equal(ends[0], ends[1])
+
+
+def test_scaler_step_with_a_closure_never_applies_scaled_gradients():
+    model = seeded(problems.mlp, dtype=torch.float32)
+    opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), SAM(), model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    scaled_steps(opt, model, scaler, count=1)
+    batch = problems.steps(1, dtype=torch.float32)[0].main
+    before = problems.everything(model)
+
+    def closure():
+        loss = scaler.scale(problems.loss(model, batch))
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match=r"call opt.gradient\(closure"):
+        scaler.step(opt, closure)
+    assert problems.same(problems.everything(model), before)
+    scaler.update()
+    opt.zero_grad()
+    opt.gradient(closure, scaler=scaler)
+    scaler.step(opt)  # the way out that the message names
+
+
+def test_fp16_weights_with_a_zero_gradient_stay_finite():
+    model = nn.Linear(4, 4).half()
+    with pytest.warns(UserWarning, match="half-precision"):
+        opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), SAM(), model)
+    opt.step(lambda: (model.weight * 0).sum() + (model.bias * 0).sum())
+    assert torch.isfinite(model.weight).all()
+
+
+def test_a_nan_loss_flows_to_the_direction():
+    """Nobody branches on a value: weights come back exactly, and the direction says what happened."""
+    model = seeded(problems.mlp)
+    opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), GSAM(), model)
+    before = problems.weights(model)
+    opt.gradient(lambda: problems.loss(model, problems.steps(1)[0].main) * float("nan"))
+    assert torch.equal(problems.weights(model), before)
+    assert all(p.grad.isnan().all() for p in model.parameters())
+
+
+def test_requires_grad_that_a_closure_changes_is_put_back():
+    model = seeded(problems.mlp)
+    opt = SharpnessAware(frozen(model), SAM(), model)
+    data = problems.steps(1)[0]
+    for look in opt.passes():
+        model[0].requires_grad_(False)
+        problems.loss(model, data.main).backward()
+        if look.index == 1:
+            break
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_plain_steps_of_every_cost_one_pass():
+    model = seeded(problems.mlp)
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    opt = SharpnessAware(frozen(model), steppe.Every(4, SAM()), model)
+    for d in problems.steps(8):
+        by_closure(opt, model, d)
+    assert len(calls) == 8 + 2
+    assert Plain().copies == 0
+
+
+# On a GPU
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", problems.all_variants(), ids=problems.ids(problems.all_variants()))
+@pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16", "float16"])
+def test_every_method_on_a_gpu_follows_the_cpu(method, precision):
+    """Steps on the GPU against float64 steps on the CPU, to the precision's tolerance."""
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    # Low precision: the gradient itself is known to a percent, differences of gradients to less.
+    tolerance = {"float64": 1e-6, "float32": 2e-3, "bfloat16": 0.2, "float16": 0.1}[precision]
+    torch.backends.cudnn.allow_tf32 = False
+    reference = seeded(problems.mlp)
+    model = seeded(problems.mlp, dtype=dtype).cuda()
+    model.load_state_dict(reference.state_dict())
+    start = problems.weights(reference)
+    lr = 0.05
+    ours = SharpnessAware(torch.optim.SGD(model.parameters(), lr=lr), method, model)
+    theirs = SharpnessAware(torch.optim.SGD(reference.parameters(), lr=lr), method, reference)
+    if type(method).__name__ in ("TraceSAM", "FrobSAM", "DetSAM", "ProductSAM", "UniversalSAM", "EntropySGD", "SSAM"):
+        draw_on_cpu(ours)  # generators of the two devices give different numbers
+    cast = torch.autocast("cuda", getattr(torch, precision), enabled=precision.endswith("float16"))
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**8, enabled=precision == "float16")
+    for d in problems.steps(3):
+        gpu = problems.Data(*[(x.to("cuda", dtype), y.cuda()) for x, y in (d.main, d.auxiliary)])
+        for look in ours.passes(scaler):
+            with cast:
+                loss = problems.loss(model, gpu.of(look.batch, look.sample))
+            scaler.scale(loss).backward()
+            look.report(loss)
+        scaler.unscale_(ours)
+        scaler.step(ours)
+        scaler.update()
+        by_closure(theirs, reference, d)
+    moved = problems.weights(reference) - start
+    error = problems.weights(model).cpu().double() - problems.weights(reference)
+    noisy = isinstance(method, (steppe.FrobSAM, steppe.ProductSAM, steppe.UniversalSAM)) and precision != "float64"
+    if noisy or ("lr" in method.needs and precision.endswith("float16")):
+        assert torch.isfinite(error).all()  # loss differences over rho squared: rounding is all there is to see
+    else:
+        assert error.norm() <= tolerance * moved.norm()
+
+
+def draw_on_cpu(opt):
+    """Let an optimizer on the GPU draw what one on the CPU draws."""
+    import steppe.optimizer as module
+
+    class OnCPU(module.Draws):
+        def _draw_like(self, p, sample):
+            return super()._draw_like(p.detach().cpu().double(), sample).to(p.device, p.dtype)
+
+    original = opt._context
+
+    def context(space):
+        ctx = original(space)
+        ctx.draws = OnCPU(space, 0, opt.steps)
+        return ctx
+
+    opt._context = context
+
+
+@pytest.mark.cuda
+def test_dropout_masks_on_a_gpu():
+    model = nn.Sequential(nn.Linear(64, 512), nn.Dropout(0.5), nn.Linear(512, 10)).cuda()
+    masks = []
+    model[1].register_forward_hook(lambda m, i, o: masks.append(o != 0))
+    opt = SharpnessAware(frozen(model), steppe.CRSAM(), model)
+    x, y = next(problems.batches(64, torch.float32))
+    for _ in range(2):
+        opt.step(lambda: F.cross_entropy(model(x.cuda()), y.cuda()))
+    assert all(torch.equal(masks[0], m) for m in masks[1:3]) and not torch.equal(masks[0], masks[3])
+
+
+@pytest.mark.cuda
+def test_a_forward_that_seeds_the_gpu_leaves_its_own_seed_and_an_interrupted_step_the_old_one():
+    model = nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.5), nn.Linear(32, 10)).cuda()
+    x, y = (part.cuda() for part in next(problems.batches(64, torch.float32)))
+
+    def loss():
+        torch.cuda.manual_seed(7)
+        return F.cross_entropy(model(x), y)
+
+    torch.cuda.manual_seed(3)
+    loss()
+    once = torch.cuda.get_rng_state()
+    torch.cuda.manual_seed(3)
+    torch.rand(5, device="cuda")
+    before = torch.cuda.get_rng_state()
+    opt = SharpnessAware(frozen(model), SAM(), model)
+    opt.step(loss)
+    assert torch.equal(torch.cuda.get_rng_state(), once)
+    torch.cuda.set_rng_state(before)
+    for look in opt.passes():
+        loss().backward()
+        if look.index == 1:
+            break
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+@pytest.mark.cuda
+def test_no_synchronisation_on_a_gpu():
+    model = seeded(problems.convnet, dtype=torch.float32).cuda()
+    x, y = next(problems.batches(32, torch.float32))
+    x, y = x.cuda(), y.cuda()
+    for method in problems.all_variants():
+        if "lr" in method.needs:
+            continue
+        data = problems.Data((x, y), (x.flip(0), y.flip(0)))
+        opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9), method, model)
+        by_closure(opt, model, data)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            by_closure(opt, model, data)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,101 @@
+"""Comparisons: fair, repeatable to the bit, and measured right."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call
+
+from steppe.lab.data import prepare
+from steppe.lab.recipe.recipe import Recipe
+from steppe.lab.records import read_records
+from steppe.lab.runner.comparison import plan
+from steppe.lab.runner.local import Place, perform, train_jobs
+from steppe.lab.training.batches import generator_for
+from steppe.lab.training.measuring import Measuring
+from steppe.lab.training.run import Run
+
+LONGER = ["SGD, 2x longer", "SGD, 6x longer"]
+SMALL = Recipe(base="sgd", lr=0.1, momentum=0.9, batch=64, epochs=2, share=0.25, schedule="cosine")
+
+
+def without_time(records):
+    found = json.loads(json.dumps(records))
+    for record in found:
+        for place in (*record["epochs"], record["final"]):
+            del place["seconds"]
+        del record["started"], record["finished"]
+    return found
+
+
+def test_the_same_comparison_gives_the_same_bits_in_any_arrangement(tmp_path):
+    jobs = plan(SMALL, ["sam:rho=0.1", "gam"], [0, 1])
+    place = Place(tmp_path / "a", measuring=Measuring(samples=64, points=3))
+    first = perform(jobs, place)
+    turns = perform(jobs, replace(place, folder=tmp_path / "b", together=2))
+    assert without_time(first) == without_time(turns)
+    assert [record["label"] for record in first[:5]] == [
+        "SGD",
+        "SGD, 2x longer",
+        "SGD, 6x longer",
+        "SAM rho=0.1",
+        "GAM",
+    ]
+    gradients = {record["label"]: record["final"]["gradients"] for record in first}
+    assert gradients == {"SGD": 10, "SGD, 2x longer": 20, "SGD, 6x longer": 60, "SAM rho=0.1": 20, "GAM": 60}
+    news = []
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.json")}
+    assert perform(jobs, place, tell=news.append) == read_in_order(jobs, tmp_path / "a")
+    assert all(one.before and one.ended for one in news) and len(news) == 10
+    assert stamps == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.json")}, "nothing is repeated"
+
+
+def read_in_order(jobs, folder):
+    by_key = {record["key"]: record for record in read_records(folder)}
+    return [by_key[job.recipe.key] for job in jobs]
+
+
+def test_a_run_gets_the_role_it_has_now(tmp_path):
+    (job, *_) = plan(SMALL, ["sam"], [0])
+    place = Place(tmp_path)
+    train_jobs([replace(job, role="method", label="mine")], place)
+    (record,) = train_jobs([job], place)
+    assert (record["role"], record["label"]) == ("base", "SGD")
+    assert read_records(tmp_path) == [record]
+
+
+def test_curvature_is_that_of_the_whole_hessian():
+    recipe = replace(SMALL, epochs=1, model_settings={"hidden": 3}, precision="float64")
+    run = Run(recipe, measure=Measuring(samples=100, points=5))
+    for _ in run.train():
+        pass
+    found = run.record["curvature"]
+    rows = torch.randperm(359, generator=generator_for("measured"))[:100]
+    x, y = prepare(run.data.train.inputs[rows], run.data, torch.float64), run.data.train.targets[rows]
+    params = {name: p.detach() for name, p in run.net.named_parameters()}
+    sizes = [p.numel() for p in params.values()]
+
+    def loss(flat):
+        pieces = [piece.view(p.shape) for piece, p in zip(flat.split(sizes), params.values(), strict=True)]
+        return F.cross_entropy(functional_call(run.net, dict(zip(params, pieces, strict=True)), (x,)), y)
+
+    flat = torch.cat([p.reshape(-1) for p in params.values()])
+    hessian = torch.autograd.functional.hessian(loss, flat)
+    values = torch.linalg.eigvalsh(hessian)  # pyright: ignore[reportArgumentType]
+    assert found["examples"] == 100 and found["loss"]["value"] == pytest.approx(loss(flat).item(), rel=1e-12)
+    assert found["top"]["value"] == pytest.approx(values[-1].item(), rel=1e-2)
+    assert abs(found["trace"]["value"] - values.sum().item()) <= 5 * found["trace"]["error"] + 1e-9
+    assert found["sharpness"]["rho"] == 0.05
+    gradient = torch.autograd.functional.jacobian(loss, flat)
+    gap = loss(flat + 0.05 * gradient / gradient.norm()) - loss(flat)  # pyright: ignore
+    assert found["surrogate_gap"]["value"] == pytest.approx(gap.item(), rel=1e-9)
+    assert found["sharpness"]["value"] >= found["surrogate_gap"]["value"] - 1e-12
+    landscape = found["landscape"]
+    assert landscape["axis"] == [-0.5, -0.25, 0.0, 0.25, 0.5] and landscape["loss"][2][2] == found["loss"]["value"]
+    density = found["density"]
+    width = density["grid"][1] - density["grid"][0]
+    assert sum(density["density"]) * width == pytest.approx(1.0, abs=0.02)

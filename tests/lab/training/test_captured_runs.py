@@ -1,0 +1,59 @@
+"""On a GPU: runs whose steps are recorded equal runs whose steps are not, one at a time or several at once."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from steppe.lab.recipe.recipe import Recipe
+from steppe.lab.training import run as train
+from steppe.lab.training.interleaved import advance_all
+
+METHODS = ["plain", "sam", "gam:period=2", "looksam:k=3", "ssam:samples=4,every=5"]
+
+
+@pytest.fixture
+def exact():
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.deterministic = before
+
+
+def recipe(method, seed=0):
+    return Recipe(data="digits", model="digits-mlp", method=method, base="adam", lr=1e-3, batch=64, epochs=2, seed=seed)
+
+
+def results(run):
+    entries = [{k: v for k, v in epoch.items() if k != "seconds"} for epoch in run.record["epochs"]]
+    return entries, [t.cpu() for t in run.net.state_dict().values()]
+
+
+def same(a, b):
+    return a[0] == b[0] and all(torch.equal(x, y) for x, y in zip(a[1], b[1], strict=True))
+
+
+def trained(*runs):
+    advance_all(runs)
+    return [results(run) for run in runs]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", METHODS)
+def test_recorded_steps_change_nothing(method, exact, monkeypatch):
+    run = train.Run(recipe(method), device="cuda")
+    [recorded] = trained(run)
+    assert run._step.how.startswith("replayed")
+    monkeypatch.setattr(sys.modules["steppe.capture"], "WARM_UP", 10**9)  # the name is the function
+    [as_ever] = trained(train.Run(recipe(method), device="cuda"))
+    assert same(recorded, as_ever)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", METHODS[:3])
+def test_several_at_once_equal_one_at_a_time(method, exact):
+    alone = [trained(train.Run(recipe(method, seed), device="cuda"))[0] for seed in range(3)]
+    together = trained(*(train.Run(recipe(method, seed), device="cuda") for seed in range(3)))
+    assert all(same(a, b) for a, b in zip(alone, together, strict=True))

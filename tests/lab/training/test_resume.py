@@ -1,0 +1,137 @@
+"""Stopped at any moment, also with kill -9, and started again, a run ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from steppe.cli.app import app
+from steppe.lab.recipe.recipe import Recipe
+from steppe.lab.records import read_records
+from steppe.lab.runner.local import Job, Place, train_jobs
+from steppe.lab.training.measuring import Measuring
+
+# Kills itself at a moment that is named by what the process does, not by a clock. One process forks for each moment.
+KILLED = '''
+import os, signal, sys
+from functools import partial
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from steppe.lab import record as records, train
+from steppe.lab.training.measuring import Measuring
+from steppe.lab.recipe.recipe import Recipe
+from steppe.lab.runner.local import Job, Place, train_jobs
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def on_call(owner, name, number, do=die):
+    """Do something in place of the n-th call of a function."""
+    original, calls = getattr(owner, name), [0]
+    def patched(*args, **kwargs):
+        calls[0] += 1
+        return do(*args, **kwargs) if calls[0] == number else original(*args, **kwargs)
+    setattr(owner, name, patched)
+
+def half_a_file(data, path):
+    Path(path).write_bytes(b"PK half a checkpoint")
+    die()
+
+def write_and_die(record, folder):
+    records.write_record(record, folder)
+    die()
+
+MOMENTS = {
+    "in the first step": lambda: on_call(train.Run, "step", 1),
+    "in the second epoch": lambda: on_call(train.Run, "step", 8),
+    "while writing the third checkpoint": lambda: on_call(torch, "save", 2, half_a_file),
+    "between the last checkpoint and its record": lambda: on_call(train, "write_record", 2),
+    "while measuring": lambda: on_call(Measuring, "__call__", 1),
+    "before the last record gets its name": lambda: on_call(os, "replace", 1),
+    "before the checkpoint is removed": lambda: on_call(train, "write_record", 1, write_and_die),
+    "never": lambda: None,
+}
+settings = {"base": "sgd", "lr": 0.05, "momentum": 0.9, "batch": 64, "epochs": 4, "share": 0.25, "schedule": "cosine"}
+job = Job(Recipe(model="cnn-3", method="gam:period=2", auxiliary="previous", **settings))
+place = Place(Path(sys.argv[1]), measuring=Measuring(samples=64, points=0))
+for moment, arrange in MOMENTS.items():
+    child = os.fork()
+    if child == 0:
+        arrange()
+        train_jobs([job], place)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    print(moment, ":", os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status), flush=True)
+'''
+
+
+def without_time(record):
+    for epoch in record["epochs"]:
+        del epoch["seconds"]
+    del record["final"]["seconds"], record["started"], record["finished"], record["environment"]
+    return record
+
+
+def test_killed_at_every_moment(tmp_path):
+    """With the method's own memory, batch normalisation's buffers, momentum and a schedule."""
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-W", "error", "-c", KILLED, str(folder)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    killed = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    ends = [line.split(" : ")[1] for line in killed.stdout.splitlines()]
+    assert ends == ["9"] * 7 + ["0"] and not killed.stderr, killed.stdout + killed.stderr
+    (record,) = read_records(folder)
+    recipe = Recipe.of(record["recipe"])
+    assert [path.name for path in folder.iterdir() if path.is_file()] == [f"{recipe.key}.json"]
+    place = Place(tmp_path / "whole", measuring=Measuring(samples=64, points=0))
+    (whole,) = train_jobs([Job(recipe)], place)
+    assert without_time(record) == without_time(json.loads(json.dumps(whole)))
+
+
+def test_a_comparison_is_stopped_killed_and_finished(tmp_path, monkeypatch):
+    """Ctrl-C, then kill -9, then to the end, in two processes; against one process that was never stopped."""
+    command = ["compare", "sam", "--epochs", "12", "--seeds", "2", "--no-curvature", "--no-equal-cost", "--batch", "32"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def started(jobs: int):
+        whole = [sys.executable, "-m", "steppe", *command, "--jobs", str(jobs)]
+        options = {"cwd": tmp_path, "env": env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        # Tests that run in the background of a shell are deaf to Ctrl-C, and so would be what they start.
+        hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        return subprocess.Popen(whole, start_new_session=True, preexec_fn=hears, **options)
+
+    first = started(2)
+    wait_for(tmp_path / "runs", "*.ckpt", first)
+    os.killpg(first.pid, signal.SIGINT)  # as a terminal does: to the workers too
+    _, said = first.communicate(timeout=60)
+    assert first.returncode == 130 and "Traceback" not in said, said
+    assert said.endswith("steppe: stopped; nothing is lost. Run the same command again to go on.\n")
+    second = started(2)
+    wait_for(tmp_path / "runs", "*.json", second)
+    second.kill()
+    second.communicate(timeout=60)  # ends when the workers, who hold the pipes, have ended too
+    assert second.returncode == -signal.SIGKILL
+    third = started(1)
+    _, said = third.communicate(timeout=120)
+    assert third.returncode == 0, said
+    monkeypatch.chdir(tmp_path)
+    whole = CliRunner().invoke(app, [*command, "--jobs", "1", "--out", "whole"], env={"COLUMNS": "80"})
+    assert whole.exit_code == 0
+    runs, others = ([without_time(r) for r in read_records(tmp_path / folder)] for folder in ("runs", "whole"))
+    assert len(runs) == 4 and runs == others
+    assert not list(Path(tmp_path / "runs").glob("*.ckpt"))
+
+
+def wait_for(folder: Path, pattern: str, process: subprocess.Popen) -> None:
+    """Until the process has written such a file."""
+    while process.poll() is None and not (folder.is_dir() and any(folder.glob(pattern))):
+        time.sleep(0.02)
