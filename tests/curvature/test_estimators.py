@@ -16,7 +16,7 @@ from torch import Tensor
 from helpers.curvature_problems import digits, mlp
 from steppe.curvature import Estimate, Hessian, Krylov, difference, eigenvalues, frobenius_squared, spectrum, trace
 from steppe.curvature.krylov import random_signs
-from steppe.curvature.results import t_quantile
+from steppe.support.student import closed_form, t_quantile
 
 SEEDS = range(90_000, 90_200)  # not those that the estimators' constants were chosen with
 
@@ -270,7 +270,9 @@ def test_a_product_that_is_not_finite_is_refused():
 def test_t_quantiles_are_scipys():
     for degrees in (1, 2, 3, 4, 9, 10, 29, 200):
         for probability in (0.9, 0.975, 0.995):
-            assert t_quantile(probability, degrees) == pytest.approx(scipy.stats.t.ppf(probability, degrees), rel=1e-10)
+            exact = scipy.stats.t.ppf(probability, degrees)
+            assert closed_form(probability, degrees) == pytest.approx(exact, rel=1e-10)
+            assert t_quantile(probability, degrees) == pytest.approx(exact, rel=1e-10)
 
 
 def calibration(estimates: list[Estimate], truth: float) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import torch
 from scipy.io import savemat
 
 from helpers.image_excerpt import images, labels
-from steppe.lab.errors import LabError
+from steppe.support.errors import UserError
 
 HALF = {
     "mnist": (slice(0, 60), slice(60, 100)),
@@ -115,7 +115,7 @@ def write_svhn(folder):
 
 
 def told(function, *arguments):
-    with pytest.raises(LabError) as error:
+    with pytest.raises(UserError) as error:
         function(*arguments)
     assert "\n" not in str(error.value)
     return str(error.value)

@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from steppe.lab.errors import LabError
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import (
     RecordWarning,
@@ -28,6 +27,7 @@ from steppe.lab.records import (
     write_weights,
 )  # fmt: skip
 from steppe.lab.statistics import group_records
+from steppe.support.errors import UserError
 
 RECIPE = Recipe(method="gam:gamma=(0.1,0.01)", model_settings={"hidden": 3})
 
@@ -75,7 +75,7 @@ def test_what_is_not_a_record_is_skipped_with_a_warning(tmp_path):
     path.write_bytes(b"\xff\xfe{")
     with pytest.warns(RecordWarning):
         assert read_record(path) is None
-    with pytest.raises(LabError, match="there is no"):
+    with pytest.raises(UserError, match="there is no"):
         read_records(tmp_path / "nothing")
 
 
@@ -140,9 +140,9 @@ def test_a_full_disk_is_said_in_one_line(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))  # no file may grow beyond that
     try:
         said = r"run\.\w+ cannot be written; is the disk full\?"
-        with pytest.raises(LabError, match=said), whole_file(tmp_path / "run.ckpt") as beside:
+        with pytest.raises(UserError, match=said), whole_file(tmp_path / "run.ckpt") as beside:
             torch.save(weights, beside)
-        with pytest.raises(LabError, match=said):
+        with pytest.raises(UserError, match=said):
             write_weights(weights, tmp_path, "run")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -15,7 +15,6 @@ from torch import nn
 from helpers.photographs import PIECES, Known, World, pieces, write
 from steppe.lab.data import load
 from steppe.lab.data.imagenet_sets import OF_ALL, OTHER_SETS, ImageNet
-from steppe.lab.errors import LabError
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.training.batches import _data
 from steppe.lab.training.interleaved import advance_all
@@ -23,6 +22,7 @@ from steppe.lab.training.ranks import Ranks
 from steppe.lab.training.run import Run
 from steppe.papers import other_sets
 from steppe.papers.other_sets import OtherSets
+from steppe.support.errors import UserError
 
 REAL, V2, R, C = (other.metric for other in OTHER_SETS)
 
@@ -167,9 +167,9 @@ def told(world: World) -> str:
     """The error before a run, which is that at its end too."""
     _data.cache_clear()  # files may have been renamed
     data = load(f"folder:{world.imagenet}")
-    with pytest.raises(LabError) as error:
+    with pytest.raises(UserError) as error:
         OtherSets().before(data)
-    with pytest.raises(LabError) as again:
+    with pytest.raises(UserError) as again:
         measured(world)
     assert str(error.value) == str(again.value) and "\n" not in str(error.value)
     return str(error.value)
@@ -228,7 +228,7 @@ def test_of_a_thousand_classes_every_image_must_be_there(tmp_path):
         (tmp_path / "imagenet-v2" / str(k)).mkdir(parents=True)
         (tmp_path / "imagenet-v2" / str(k) / "a.jpeg").touch()
     imagenet = ImageNet(tmp_path / "imagenet", tuple(names))
-    with pytest.raises(LabError, match=r"imagenet-v2 has 1000 images, not 10000: not whole, or another set$"):
+    with pytest.raises(UserError, match=r"imagenet-v2 has 1000 images, not 10000: not whole, or another set$"):
         next(OTHER_SETS[1].parts(imagenet))
 
 
@@ -329,7 +329,7 @@ def test_a_run_that_met_a_damaged_set_goes_on_where_it_was(tmp_path):
         return one
 
     path.write_text("[", "utf-8")
-    with pytest.raises(LabError, match="is cut short or not JSON"):
+    with pytest.raises(UserError, match="is cut short or not JSON"):
         train()
     saved = torch.load(out / f"{recipe.key}.ckpt", weights_only=True)
     path.write_text(whole, "utf-8")

@@ -11,7 +11,6 @@ from helpers.image_excerpt import cifar10
 from steppe.curvature import Hessian, Objective, eigenvalues, frobenius_squared, plane, surrogate_gap
 from steppe.curvature.trace import FEWEST_PRODUCTS
 from steppe.lab.data import load, prepare
-from steppe.lab.errors import LabError
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import write_weights
 from steppe.lab.training.interleaved import advance_all
@@ -19,6 +18,7 @@ from steppe.papers import find, sets, transfer
 from steppe.papers.definitions.s1 import place, surface, walk
 from steppe.papers.experiment import SETS
 from steppe.papers.measurements import AtOwnRadius, Landscape, Shifted, Turns, Watch, Watched, examples_of
+from steppe.support.errors import UserError
 
 SMOKE = Recipe(data=f"{SETS}:smoke_grey", model="mlp-6", model_settings={"hidden": 4}, batch=4, epochs=2)
 
@@ -48,7 +48,7 @@ def test_smoke_data_is_real_and_has_the_shapes():
 
 def test_a_missing_folder_of_images_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
-    with pytest.raises(LabError, match=r"flowers is not in .*: put train/CLASS"):
+    with pytest.raises(UserError, match=r"flowers is not in .*: put train/CLASS"):
         load(f"{SETS}:flowers")
 
 
@@ -177,7 +177,7 @@ def test_weights_are_taken_over_but_for_the_last_layer(tmp_path, monkeypatch):
     assert isinstance(made[0], nn.Upsample) and made(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
     assert torch.equal(made[1][2].weight, old[2].weight) and made[1][3].weight.shape == (3, 5)
     assert isinstance(transfer.build((3, 224, 224), 3, "tiny")[0], nn.AdaptiveAvgPool2d)
-    with pytest.raises(LabError, match="there are no weights after in"):
+    with pytest.raises(UserError, match="there are no weights after in"):
         transfer.build((3, 32, 32), 3, "tiny", "after")
 
 

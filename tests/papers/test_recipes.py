@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from steppe.lab.errors import LabError
 from steppe.lab.models import build
 from steppe.lab.runner.local import Place
 from steppe.papers import claims, experiments, find, trends
 from steppe.papers.experiment import SCALES, select
 from steppe.papers.run import Planned, plan, run
+from steppe.support.errors import UserError
 
 ALL = list(experiments().values())
 
@@ -181,7 +181,7 @@ def test_cells_are_chosen_by_name_beginning_part_or_pattern():
     assert len(select(table, ["cifar10/cnn-5"])) == 6
     assert len(select(table, ["gam"])) == 12
     assert len(select(table, ["*/cnn-*/gam,mnist"])) == 7 + 12 - 1
-    with pytest.raises(LabError, match=r"no cell of s0/table1 'cifra10': did you mean cifar10"):
+    with pytest.raises(UserError, match=r"no cell of s0/table1 'cifra10': did you mean cifar10"):
         select(table, ["cifra10"])
-    with pytest.raises(LabError, match=r"no table or figure 's0/tabel1': did you mean s0/table1"):
+    with pytest.raises(UserError, match=r"no table or figure 's0/tabel1': did you mean s0/table1"):
         find("s0/tabel1")

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from helpers.paper_records import CURVATURE, fill, kept, record
 from steppe.cli.app import app
-from steppe.lab.errors import LabError
 from steppe.lab.records import write_record
 from steppe.lab.runner.local import Place
 from steppe.papers import claims, experiments, find, trends
 from steppe.papers.claims import Claim, Finding, falls_along, judge
 from steppe.papers.run import Results, collect, plan, run
+from steppe.support.errors import UserError
 
 TABLE = "s0/table1"
 CELL = "cifar10/cnn-5/gam"
@@ -91,7 +91,7 @@ def test_unfinished_and_foreign_runs_are_left(tmp_path):
 
 def test_a_damaged_results_file_is_named(tmp_path):
     (tmp_path / "s0-table1.jsonl").write_text('{"format": "other"}\n', "utf-8")
-    with pytest.raises(LabError, match=r"s0-table1\.jsonl, line 1, is not a result"):
+    with pytest.raises(UserError, match=r"s0-table1\.jsonl, line 1, is not a result"):
         Results.read(tmp_path)
 
 
@@ -118,7 +118,7 @@ def test_a_folder_of_another_table_is_refused_where_measurements_are_wanted(tmp_
     assert plain.recipe(plain.cell("cifar10/sgd"), "smoke") == recipe
     run(plan(plain, "smoke", 1, ["cifar10/sgd"]), Place(tmp_path))
     place = Place(tmp_path, measuring=experiment.measuring_at("smoke"))
-    with pytest.raises(LabError, match="lacks measurements: choose another --out"):
+    with pytest.raises(UserError, match="lacks measurements: choose another --out"):
         run(plan(experiment, "smoke", 1, ["cifar10/sgd"]), place)
 
 
@@ -472,6 +472,6 @@ def test_cells_without_data_are_left_out_and_named(tmp_path, monkeypatch):
     planned = plan(find("s0/table1"), "smoke", 1, ["mnist/mlp-3/sgd"])
     mixed = plan(find("s0/table1"), "full", 1, ["mnist/mlp-3/sgd"])
     assert commands._with_data(planned, None).cells == planned.cells
-    with pytest.raises(LabError, match="mnist is not in"):
+    with pytest.raises(UserError, match="mnist is not in"):
         commands._with_data(mixed, None)
     assert mixed.jobs[0].recipe.data == f"{SETS}:mnist"

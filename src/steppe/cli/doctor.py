@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from .. import SAM, SharpnessAware, __version__, capture
+from ..support.devices import best_device
 
 if TYPE_CHECKING:
     import typer
@@ -78,11 +79,6 @@ def _devices() -> Iterator[Finding]:
         yield Finding("CUDA", "no", "torch has it, but there is no device, or no driver for it")
     if torch.backends.mps.is_available():
         yield Finding("MPS device", "ok", "Apple GPU")
-
-
-def best_device() -> str:
-    """The device that training would use."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _half_precision() -> Iterator[Finding]:

@@ -10,8 +10,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ..lab.errors import LabError, one_line, unknown
 from ..lab.records import RecordWarning
+from ..support.errors import UserError, one_line, unknown
 
 GO_ON = "Run the same command again to go on."
 
@@ -80,7 +80,7 @@ def helpful(again: str = "") -> Iterator[None]:
             warnings.simplefilter("always", RecordWarning)
             warnings.showwarning = show
             yield
-    except LabError as error:
+    except UserError as error:
         typer.echo(f"steppe: {one_line(error)}", err=True)
         raise typer.Exit(2) from None
     except BrokenPipeError:  # the reader of our output has had enough: typer knows

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..lab.errors import LabError, unknown
+from ..support.errors import UserError, unknown
 from .errors import OneLine, helpful
 from .options import at_once, command_for, how_many_jobs, make_place, make_recipe, trains
 
@@ -55,7 +55,7 @@ def compare(
 
     wanted = split_methods([*(methods or ()), *(more or ())]) or list(DEFAULT_METHODS)
     if seeds < 1 or (together is not None and together < 1):
-        raise LabError("--seeds and --together must be at least 1")
+        raise UserError("--seeds and --together must be at least 1")
     base = make_recipe(recipe, place["compile"])
     planned = plan(base, wanted, range(seeds), equal_cost)
     where = make_place(place, base, out)
@@ -164,9 +164,9 @@ def sweep(
     template = replace(with_method(asked, method), hold_out=hold_out)
     space = searching.read_space(grid or [], range_ or [], template)
     if seeds < 1 or trials < 1:
-        raise LabError("--seeds and --trials must be at least 1")
+        raise UserError("--seeds and --trials must be at least 1")
     if on not in ("local", "ray"):
-        raise LabError(f"--on is local or ray, not {on!r}")
+        raise UserError(f"--on is local or ray, not {on!r}")
     where = make_place(place, template, out)
     workers = how_many_jobs(jobs, where.device)
     for note in notes(asked, [Job(template)]):
@@ -202,11 +202,11 @@ def report(
     with helpful():
         records = read_records(runs)
         if not records:
-            raise LabError(f"there are no records in {' '.join(map(str, runs))}")
+            raise UserError(f"there are no records in {' '.join(map(str, runs))}")
         first = runs[0] if runs[0].is_dir() else runs[0].parent
         page = out or first / "report.html"
         if page.is_dir():
-            raise LabError(f"--out {page} is a folder: name the page")
+            raise UserError(f"--out {page} is a folder: name the page")
         check_metric(records, metric)
         show(records, page, table(records, metric=metric), other_measures(records), metric=metric)
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..lab.errors import LabError, one_line
+from ..support.devices import require_device
+from ..support.errors import UserError, one_line
 from .errors import GO_ON, helpful
 
 if TYPE_CHECKING:
@@ -128,7 +129,6 @@ def _data_name(name: str) -> str:
 
 def make_place(given: dict[str, Any], recipe: Recipe, out: Path) -> Place:
     """Where to train; looked at before anything long begins."""
-    import torch
 
     from ..lab.data import load
     from ..lab.runner.local import Place, logger_maker
@@ -136,18 +136,15 @@ def make_place(given: dict[str, Any], recipe: Recipe, out: Path) -> Place:
     from ..lab.training.measuring import Measuring
 
     device = given["device"]
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise LabError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from None
+    require_device(device)
     if given["threads"] < 1:
-        raise LabError(f"--threads must be at least 1, not {given['threads']}")
+        raise UserError(f"--threads must be at least 1, not {given['threads']}")
     if out.exists() and not out.is_dir():
-        raise LabError(f"--out {out} is a file")
+        raise UserError(f"--out {out} is a file")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LabError(f"--out {out} cannot be made: {one_line(error)}") from None
+        raise UserError(f"--out {out} cannot be made: {one_line(error)}") from None
     if "" not in sys.path and "." not in sys.path:
         sys.path.insert(0, "")  # as python -m does: modules in the folder that the command is run from
     if given["download"]:
@@ -165,10 +162,10 @@ def _try_model(recipe: Recipe, data: Any) -> None:
     """One small batch through the model, so that what does not fit is said at once and in one line."""
     import torch
 
-    from ..lab.errors import describe
     from ..lab.models import build
     from ..lab.training.base_optimizers import make_base
     from ..lab.training.batches import Batches
+    from ..support.errors import describe
 
     model = build(recipe.model, data.input_shape, data.classes, **dict(recipe.model_settings))
     make_base(recipe, model.parameters())
@@ -178,11 +175,11 @@ def _try_model(recipe: Recipe, data: Any) -> None:
         with torch.no_grad():
             answer = model.train().to(batches.dtype)(inputs[:2])
     except Exception as error:
-        raise LabError(f"model {recipe.model} does not fit data {recipe.data}: {describe(error)}") from None
+        raise UserError(f"model {recipe.model} does not fit data {recipe.data}: {describe(error)}") from None
     count = min(recipe.batch, 2)
     if tuple(answer.shape) != (count, data.classes):
         given = "1 input" if count == 1 else "2 inputs"
-        raise LabError(f"model {recipe.model} gives {tuple(answer.shape)} for {given}, not ({count}, {data.classes})")
+        raise UserError(f"model {recipe.model} gives {tuple(answer.shape)} for {given}, not ({count}, {data.classes})")
 
 
 def at_once(recipe: Any, device: str) -> int:
@@ -197,5 +194,5 @@ def how_many_jobs(jobs: int | None, device: str) -> int:
     if jobs is None:
         return len(os.sched_getaffinity(0)) if device == "cpu" and hasattr(os, "sched_getaffinity") else 1
     if jobs < 1:
-        raise LabError(f"--jobs must be at least 1, not {jobs}")
+        raise UserError(f"--jobs must be at least 1, not {jobs}")
     return jobs

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ..lab.errors import LabError, one_line, require, unknown
+from ..support.errors import UserError, one_line, require, unknown
 from .errors import GO_ON, OneLine, helpful
 from .options import at_once, how_many_jobs
 
@@ -97,7 +97,7 @@ def run(
         planned = plan(experiment, check_scale(scale), seeds, cells or ())
         set_data_folder(data_dir)
         if (together is not None and together < 1) or threads < 1:
-            raise LabError("--together and --threads must be at least 1")
+            raise UserError("--together and --threads must be at least 1")
         folder = out or default_folder(experiment, scale)
         count = len(planned.jobs) + len(planned.computed)
         work = sum(job.work for job in planned.jobs)
@@ -135,9 +135,9 @@ def _place(planned: Any, folder: Path, device: str, data_dir: Path | None, threa
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise LabError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from None
+        raise UserError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from None
     if folder.exists() and not folder.is_dir():
-        raise LabError(f"--out {folder} is a file")
+        raise UserError(f"--out {folder} is a file")
     folder.mkdir(parents=True, exist_ok=True)
     measuring = planned.experiment.measuring_at(planned.scale)
     return Place(folder, device, data_dir, threads, together, measuring)
@@ -157,13 +157,13 @@ def _with_data(planned: Any, data_dir: Path | None, before: Any = None) -> Any:
     for name in names:
         try:
             data = load(name, data_dir)
-        except LabError as error:
+        except UserError as error:
             missing[name] = str(error)
             continue
         if before is not None and (said := before(data)):
             typer.echo(f"note: {said}", err=True)
     if missing and len(missing) == len(names) and not planned.computed:
-        raise LabError(next(iter(missing.values())))
+        raise UserError(next(iter(missing.values())))
 
     def here(cell: Any) -> bool:
         return cell.recipe is None or planned.experiment.recipe(cell, planned.scale).data not in missing
@@ -202,7 +202,7 @@ def collect(
 
         experiment = find(name)
         if check_scale(scale) == "smoke" and results is None:
-            raise LabError(
+            raise UserError(
                 "smoke runs say nothing worth keeping; to collect them all the same, name a folder: --results"
             )
         into = results or RESULTS
@@ -235,5 +235,5 @@ def figures(
 
 def _folder(results: Path | None) -> Path | None:
     if results is not None and not results.is_dir():
-        raise LabError(f"there is no folder {results}")
+        raise UserError(f"there is no folder {results}")
     return results

@@ -4,41 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..support.student import t_quantile
+
 _THREE_HOLD = 0.9995  # three standard errors each way are to hold 99.9%
-
-
-@lru_cache(maxsize=4096)
-def t_quantile(probability: float, degrees: int) -> float:
-    """The quantile of Student's t distribution, from its closed form for whole degrees of freedom.
-
-    >>> round(t_quantile(0.975, 9), 4)
-    2.2622
-    """
-    if degrees < 1:
-        return math.inf
-    low, high = 0.0, 1e4
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _t_within(middle, degrees) < 2 * probability - 1 else (low, middle)
-    return (low + high) / 2
-
-
-def _t_within(t: float, degrees: int) -> float:
-    """P(|T| < t): a finite sum of powers of cos θ, θ = arctan(t/√ν) (Abramowitz & Stegun 26.7.3-4)."""
-    angle = math.atan(t / math.sqrt(degrees))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = degrees % 2
-    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
-    for k in range(1 + odd, degrees, 2):
-        total += term
-        term *= cosine**2 * k / (k + 1)
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
 
 
 def mean_and_error(samples: Tensor) -> tuple[float, float, float, float]:

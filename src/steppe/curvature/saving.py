@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..support.files import whole_file
+
 SAVE_EVERY = 60.0  # seconds between two savings of a long run
 
 
 def write(state: Any, path: Path) -> None:
     """Write a file whole: a process that is killed meanwhile leaves the last one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".part")
-    torch.save(state, unfinished)
-    unfinished.replace(path)
+    with whole_file(path) as beside:
+        torch.save(state, beside)
 
 
 class Checkpoint:

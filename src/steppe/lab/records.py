@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import json
 import math
-import os
 import platform
 import subprocess
 import warnings
@@ -24,7 +23,8 @@ from typing import Any, TypeAlias
 import torch
 
 from .. import __version__
-from .errors import LabError, one_line
+from ..support.errors import UserError, one_line
+from ..support.files import whole_file
 from .recipe.method_text import label_of, settings_of
 from .recipe.recipe import Recipe, filled, is_users
 
@@ -122,24 +122,6 @@ def now() -> str:
 
 # Files
 
-_NOT_WRITTEN = ("inline_container", "PytorchStreamWriter", "I/O error")  # as torch and safetensors say it
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A place to write to; it becomes `path` when all is written, and nothing remains of it otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield beside
-        os.replace(beside, path)
-    except Exception as error:
-        if not isinstance(error, OSError) and any(word in str(error) for word in _NOT_WRITTEN):
-            raise LabError(f"{path} cannot be written; is the disk full? ({one_line(error)})") from None
-        raise
-    finally:
-        beside.unlink(missing_ok=True)
-
 
 def write_record(record: Record, folder: Path) -> Path:
     """Write a run's record; the file of the same run is replaced."""
@@ -187,7 +169,7 @@ def read_records(paths: Iterable[str | Path] | str | Path) -> list[Record]:
     files: list[Path] = []
     for path in map(Path, paths):
         if not path.exists():
-            raise LabError(f"there is no {path}")
+            raise UserError(f"there is no {path}")
         files += sorted(path.glob("*.json")) if path.is_dir() else [path]
     found = (read_record(file) for file in dict.fromkeys(files))
     return [record for record in found if record is not None]

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cache
 from typing import Any
 
+from ..support.student import t_quantile
+
 CONFIDENCE = 0.95
 FEWEST = 3  # pairs below which no verdict is given
 EQUAL = 0.05  # gradient counts closer than this share are "the same cost"
@@ -212,7 +214,7 @@ def mean_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Mean:
     if spread <= 1e-12 * max(map(abs, values)):  # all the same, rounding apart: says nothing about the spread
         return Mean(n, value, 0.0)
     error = spread / math.sqrt(n)
-    half = _t_quantile(confidence, n - 1) * error
+    half = t_quantile(0.5 + confidence / 2, n - 1) * error
     return Mean(n, value, error, value - half, value + half)
 
 
@@ -406,7 +408,3 @@ def _lost(record: Mapping[str, Any]) -> bool:
 
 
 @cache
-def _t_quantile(confidence: float, degrees: int) -> float:
-    from scipy.stats import t
-
-    return float(t.ppf(0.5 + confidence / 2, degrees))

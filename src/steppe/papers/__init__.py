@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from types import ModuleType
 
-from ..lab.errors import unknown
+from ..support.errors import unknown
 from .claims import Claim, Trend
 from .experiment import Cell, Experiment, registry
 

@@ -15,9 +15,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..curvature.trace import FEWEST_PRODUCTS
-from ..lab.errors import LabError, unknown
 from ..lab.recipe.recipe import Recipe
 from ..lab.training.measuring import Measuring
+from ..support.errors import UserError, unknown
 from .measurements import Watch
 
 SCALES = ("full", "small", "smoke")
@@ -211,6 +211,6 @@ def registry(*papers: Iterable[Experiment]) -> dict[str, Experiment]:
     for experiment in (one for paper in papers for one in paper):
         names = [cell.name for cell in experiment.cells]
         if experiment.name in found or len(set(names)) < len(names):
-            raise LabError(f"{experiment.name}: a name is given twice")
+            raise UserError(f"{experiment.name}: a name is given twice")
         found[experiment.name] = experiment
     return found

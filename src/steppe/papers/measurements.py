@@ -12,9 +12,9 @@ from ..curvature import Hessian, Objective, eigenvalues, extrema, frobenius_squa
 from ..curvature.trace import FEWEST_PRODUCTS
 from ..lab.data import CORRUPTIONS, SEVERITIES, corrupt, prepare
 from ..lab.data.base import Split
-from ..lab.errors import LabError
 from ..lab.training.measuring import Measuring, check_products
 from ..lab.training.run import Run
+from ..support.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Shifted(Measuring):
         """In distribution the clean test images, out of it all corruptions at all severities."""
         test = run.data.test
         if not isinstance(test, Split):
-            raise LabError(f"{run.data.name} is not held in memory, and so cannot be corrupted")
+            raise UserError(f"{run.data.name} is not held in memory, and so cannot be corrupted")
         count = min(self.images or len(test), len(test))
         tiny = self.samples < 100  # at smoke scale
         kinds = tuple(CORRUPTIONS)[:2] if tiny else tuple(CORRUPTIONS)

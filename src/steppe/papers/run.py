@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..lab.errors import LabError
-from ..lab.records import RecordWarning, environment, finite, now, only_one, read_records, whole_file
+from ..lab.records import RecordWarning, environment, finite, now, only_one, read_records
 from ..lab.runner.local import Job, News, Place, Tell, done_already, perform
 from ..lab.statistics import Group
+from ..support.errors import UserError
+from ..support.files import whole_file
 from .experiment import Cell, Experiment, differing, select, without_seed
 
 RESULTS = Path(__file__).parent / "results"
@@ -53,7 +54,7 @@ class Planned:
 def plan(experiment: Experiment, scale: str, seeds: int | None = None, cells: Iterable[str] = ()) -> Planned:
     """The runs of an experiment, or of some of its cells."""
     if seeds is not None and seeds < 1:
-        raise LabError(f"--seeds must be at least 1, not {seeds}")
+        raise UserError(f"--seeds must be at least 1, not {seeds}")
     return Planned(experiment, scale, range(seeds or experiment.seeds), select(experiment, cells))
 
 
@@ -65,7 +66,7 @@ def run(planned: Planned, place: Place, workers: int = 1, tell: Tell = lambda ne
         record = done_already(job, place.folder)
         if record is not None and record["status"] == "done" and not experiment.measured_in(record):
             what = f"{record['key']} in {place.folder} was trained for another table and lacks measurements"
-            raise LabError(f"{what}: choose another --out")
+            raise UserError(f"{what}: choose another --out")
     if watch is None:
         perform(jobs, place, workers, tell)
     else:
@@ -165,7 +166,7 @@ def collect(folder: Path, experiment: Experiment, scale: str = "full", into: Pat
     kept = {line["key"]: line for line in _lines(path)}
     before, taken = set(kept), set()
     if not folder.is_dir():
-        raise LabError(f"there is no folder {folder}")
+        raise UserError(f"there is no folder {folder}")
     computed = [
         p for cell in experiment.cells if cell.recipe is None for p in _computed_files(folder, experiment, cell)
     ]
@@ -263,7 +264,7 @@ def _lines(path: Path) -> Iterator[Kept]:
         except ValueError:
             good = False
         if not good:
-            raise LabError(f"{path}, line {number}, is not a result of the format {FORMAT}")
+            raise UserError(f"{path}, line {number}, is not a result of the format {FORMAT}")
         yield line
 
 

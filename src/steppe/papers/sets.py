@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..lab.data import DataSet, Split, data_root, load
-from ..lab.errors import LabError
+from ..support.errors import UserError
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -72,7 +72,7 @@ def food() -> DataSet:
 def _folder(name: str) -> DataSet:
     path = data_root() / name
     if not path.is_dir():
-        raise LabError(f"{name} is not in {data_root()}: put train/CLASS/* and val/CLASS/* in a folder {name} there")
+        raise UserError(f"{name} is not in {data_root()}: put train/CLASS/* and val/CLASS/* in a folder {name} there")
     return load(f"folder:{path}")
 
 

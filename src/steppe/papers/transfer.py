@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..lab.errors import LabError
 from ..lab.models import build as build_model
+from ..support.errors import UserError
 
 
 def transfer_model() -> str:
@@ -42,4 +42,4 @@ def _read(name: str) -> dict[str, Any]:
             from safetensors.torch import load_file
 
             return load_file(path)
-    raise LabError(f"there are no weights {name} in {folder}: train them with --keep-weights, and set STEPPE_WEIGHTS")
+    raise UserError(f"there are no weights {name} in {folder}: train them with --keep-weights, and set STEPPE_WEIGHTS")

@@ -15,7 +15,7 @@ from steppe.lab.data import augmentation as augmenting
 from steppe.lab.data import image_operations as op
 from steppe.lab.data import prepare
 from steppe.lab.data.augmentation import augment, mixup, parse, policy_names
-from steppe.lab.errors import LabError
+from steppe.support.errors import UserError
 
 BLACK = torch.zeros(3, 1, 1, dtype=torch.uint8)
 AFFINE = Image.Transform.AFFINE
@@ -306,15 +306,15 @@ def test_mixups_share_follows_the_beta_distribution():
     ],
 )
 def test_mistakes_are_told_in_one_line(policy, said):
-    with pytest.raises(LabError) as error:
+    with pytest.raises(UserError) as error:
         parse(policy)
     assert str(error.value) == said
 
 
 def test_other_mistakes():
-    with pytest.raises(LabError, match="needs images, N x C x H x W, not"):
+    with pytest.raises(UserError, match="needs images, N x C x H x W, not"):
         augment(torch.zeros(4, 64), "basic", seeded())
-    with pytest.raises(LabError, match="alpha must be above 0"):
+    with pytest.raises(UserError, match="alpha must be above 0"):
         mixup(images("cifar10", 2), labels("cifar10", 2), 0.0, seeded(), 10)
 
 

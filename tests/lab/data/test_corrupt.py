@@ -14,7 +14,7 @@ from scipy import ndimage
 from helpers.image_excerpt import cifar10, images
 from steppe.lab.data import CORRUPTIONS, SEVERITIES, all_corrupted, corrupt, corrupted
 from steppe.lab.data.filters import blur, diamond_square, motion, shuffled, warped, zoomed
-from steppe.lab.errors import LabError
+from steppe.support.errors import UserError
 
 # Their published constants do not rise in mean squared difference: glass blur trades shuffling for smoothing,
 # saturate first takes colour away and then adds it, elastic trades the affine part for the local one, and motion
@@ -216,13 +216,13 @@ def test_a_corrupted_data_set_changes_only_its_test_images_and_says_so():
     ],
 )
 def test_mistakes(asked, said):
-    with pytest.raises(LabError) as error:
+    with pytest.raises(UserError) as error:
         corrupt(images("cifar10", 1), *asked)
     assert str(error.value) == said
 
 
 def test_grey_images_cannot_be_corrupted():
-    with pytest.raises(LabError, match="need colour images as bytes"):
+    with pytest.raises(UserError, match="need colour images as bytes"):
         corrupt(images("mnist", 1), "fog", 1)
 
 

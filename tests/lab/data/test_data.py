@@ -15,7 +15,7 @@ from helpers.image_excerpt import cifar10, images, labels
 from steppe.lab.data import DataSet, Split, corrupt, data_names, data_root, first, load, prepare, with_label_noise
 from steppe.lab.data.catalogue import ENTRIES
 from steppe.lab.data.files import read_svhn
-from steppe.lab.errors import LabError
+from steppe.support.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -132,9 +132,9 @@ def test_a_users_own_split_needs_ten_lines():
 
 
 def test_a_splits_parts_must_fit():
-    with pytest.raises(LabError, match=r"^3 inputs but 2 targets$"):
+    with pytest.raises(UserError, match=r"^3 inputs but 2 targets$"):
         Split(torch.zeros(3, 1), torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(LabError, match=r"^targets must be one int64 class each, not torch.float32 of shape \(3,\)$"):
+    with pytest.raises(UserError, match=r"^targets must be one int64 class each, not torch.float32 of shape \(3,\)$"):
         Split(torch.zeros(3, 1), torch.zeros(3))
 
 
@@ -180,7 +180,7 @@ def test_variants_check_their_numbers(digits):
         (lambda: first(digits, 1e-5), "share 1e-05 of 1437 training examples is none"),
         (lambda: with_label_noise(digits, 1.2), "label noise must be a share from 0 to 1, not 1.2"),
     ]:
-        with pytest.raises(LabError) as error:
+        with pytest.raises(UserError) as error:
             make()
         assert str(error.value) == said
 
@@ -228,12 +228,12 @@ def test_unknown_and_missing_data(tmp_path):
             "account at image-net.org; put train/CLASS/*.JPEG and val/CLASS/*.JPEG under a folder imagenet",
         ),
     ]:
-        with pytest.raises(LabError) as error:
+        with pytest.raises(UserError) as error:
             load(name)
         assert str(error.value) == said
-    with pytest.raises(LabError, match=rf"^there is no folder {tmp_path}/none$"):
+    with pytest.raises(UserError, match=rf"^there is no folder {tmp_path}/none$"):
         load("mnist", tmp_path / "none")
-    with pytest.raises(LabError) as error:
+    with pytest.raises(UserError) as error:
         load("svhn")
     home, folder = "http://ufldl.stanford.edu/housenumbers", f"{tmp_path}/SVHN"
     assert str(error.value) == (
@@ -247,9 +247,9 @@ def test_what_is_missing_of_a_set_is_named(tmp_path):
     (tmp_path / "SVHN").mkdir()
     (tmp_path / "SVHN" / "train_32x32.mat").touch()
     (tmp_path / "imagenet" / "val").mkdir(parents=True)
-    with pytest.raises(LabError, match=rf"^svhn is not whole: {tmp_path}/SVHN/test_32x32.mat is missing: name its"):
+    with pytest.raises(UserError, match=rf"^svhn is not whole: {tmp_path}/SVHN/test_32x32.mat is missing: name its"):
         load("svhn")
-    with pytest.raises(LabError, match=rf"^imagenet is not whole: {tmp_path}/imagenet/train is missing: name its"):
+    with pytest.raises(UserError, match=rf"^imagenet is not whole: {tmp_path}/imagenet/train is missing: name its"):
         load("imagenet")
 
 
@@ -268,7 +268,7 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch, tmp_path, module,
         "PIL.Image": lambda: corrupt(images("cifar10", 1), "jpeg", 1),
         "scipy.io": lambda: read_svhn(tmp_path / "x.mat"),
     }
-    with pytest.raises(LabError) as error:
+    with pytest.raises(UserError) as error:
         ask[module]()
     assert str(error.value).startswith(said)
 
@@ -313,7 +313,7 @@ def test_a_users_mistakes_are_told_in_one_line(users):
         "empty": "'users_data:empty' has no test examples",
         "halves": "'users_data:halves': train and test must be Splits, or have len, targets, take and to",
     }.items():
-        with pytest.raises(LabError) as error:
+        with pytest.raises(UserError) as error:
             load(f"users_data:{name}")
         assert str(error.value) == f"data set {said}"
 
@@ -322,6 +322,6 @@ def test_a_users_module_that_breaks_on_import(monkeypatch, tmp_path):
     (tmp_path / "breaking_module.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     said = "data set 'breaking_module:load': importing breaking_module failed with ZeroDivisionError: division by zero"
-    with pytest.raises(LabError) as error:
+    with pytest.raises(UserError) as error:
         load("breaking_module:load")
     assert str(error.value) == said

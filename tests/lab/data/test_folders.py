@@ -11,7 +11,7 @@ from helpers.file_formats import told
 from helpers.image_excerpt import images
 from steppe.lab.data import load
 from steppe.lab.data.folders import read_folder
-from steppe.lab.errors import LabError
+from steppe.support.errors import UserError
 
 CLASSES = ("n01", "n02", "n03")
 
@@ -99,7 +99,7 @@ def test_tiny_imagenets_layout(tmp_path):
         Image.fromarray(images("cifar10")[i].permute(1, 2, 0).numpy()).resize((64, 64)).save(val / f"val_{i}.JPEG")
         lines.append(f"val_{i}.JPEG\t{CLASSES[2 - i % 3]}\t0\t0\t62\t62")
     (val.parent / "val_annotations.txt").write_text("\n".join(lines))
-    with pytest.raises(LabError, match=r"^tiny-imagenet in .* has 3 classes, not 200: another set\?$"):
+    with pytest.raises(UserError, match=r"^tiny-imagenet in .* has 3 classes, not 200: another set\?$"):
         load("tiny-imagenet", tmp_path)
     data = load("tiny-imagenet", tmp_path, verify=False)
     assert data.input_shape == (3, 64, 64) and data.test.targets.tolist() == [2, 1, 0, 2, 1, 0]

@@ -30,7 +30,7 @@ from steppe.lab.data import corrupt, load
 from steppe.lab.data import entries as entries_module
 from steppe.lab.data.catalogue import ENTRIES
 from steppe.lab.data.files import read_cifar_binary, read_cifar_pickle, read_idx, read_idx_pair, read_svhn
-from steppe.lab.errors import LabError
+from steppe.support.errors import UserError
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -101,7 +101,7 @@ def test_cifar10_c_is_made_or_read(tmp_path):
     read = load("cifar-10-c:jpeg:4", tmp_path, verify=False)
     assert read.name == "cifar-10-c: jpeg 4" and same(read.test, corrupt(x, "jpeg", 4), y)
     assert same(load("cifar-10-c:jpeg", tmp_path, verify=False).test, severities, y.repeat(5))
-    with pytest.raises(LabError, match=r"there is no file .*fog\.npy"):
+    with pytest.raises(UserError, match=r"there is no file .*fog\.npy"):
         load("cifar-10-c:fog:1", tmp_path, verify=False)
 
 
@@ -120,7 +120,7 @@ def test_cifar10n(tmp_path, ending):
     assert data.name == "cifar-10n:worse" and data.train.targets.tolist() == worse.tolist()
     assert torch.equal(data.test.targets, half("cifar10", 1)[1])
     assert load("cifar-10n:random2", tmp_path, verify=False).train.targets.tolist() == clean.tolist()
-    with pytest.raises(LabError, match="has no aggre_label: it has clean_label, worse_label, random_label2"):
+    with pytest.raises(UserError, match="has no aggre_label: it has clean_label, worse_label, random_label2"):
         load("cifar-10n:aggre", tmp_path, verify=False)
 
 
@@ -128,7 +128,7 @@ def test_cifar10ns_order_is_checked(tmp_path):
     write_cifar10_binary(tmp_path / "cifar-10-batches-bin")
     shifted = np.roll(labels("cifar10")[:100].numpy(), 1)
     np.savez(tmp_path / "cifar10n_labels.npz", clean_label=shifted, worse_label=shifted)
-    with pytest.raises(LabError, match="its clean labels are not those of these images"):
+    with pytest.raises(UserError, match="its clean labels are not those of these images"):
         load("cifar-10n:worse", tmp_path, verify=False)
 
 
@@ -140,7 +140,7 @@ def test_files_that_are_not_the_published_ones_are_told_with_both_checksums(tmp_
     path = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
     found = hashlib.md5(path.read_bytes()).hexdigest()
     assert told(load, "mnist", tmp_path) == (
-        f"{path} is cut short, damaged or another file: md5 {found} ({16 + 60 * 784} bytes), "
+        f"{path} is truncated, damaged or another file: md5 {found} ({16 + 60 * 784} bytes), "
         "expected 6bbc9ace898e44ae57da46a324031adb"
     )
 

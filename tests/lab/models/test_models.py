@@ -13,11 +13,11 @@ from torch import nn
 
 from helpers.image_excerpt import cifar10, images, labels
 from steppe.lab.data import prepare
-from steppe.lab.errors import LabError
 from steppe.lab.models import MODELS, build, model_names
 from steppe.lab.models.dense import Appended
 from steppe.lab.models.residual import Padded, Residual
 from steppe.lab.models.transformer import Attention
+from steppe.support.errors import UserError
 
 CIFAR = (3, 32, 32)
 
@@ -281,7 +281,7 @@ def test_a_users_mistakes_are_told_in_one_line(users):
         "no_such_module:build": "model 'no_such_module:build': cannot import no_such_module "
         "(No module named 'no_such_module')",
     }.items():
-        with pytest.raises(LabError) as error:
+        with pytest.raises(UserError) as error:
             build(name, (5,), 4)
         assert str(error.value) == said
 
@@ -292,11 +292,11 @@ def test_built_in_mistakes_are_told_in_one_line():
         ("resnet-18", {"activation": "rlu"}, "no activation 'rlu': did you mean relu?"),
         ("vit-small", {"patch": 5}, "images of 32x32 cannot be cut into patches of 5x5"),
     ]:
-        with pytest.raises(LabError) as error:
+        with pytest.raises(UserError) as error:
             build(name, CIFAR, 10, **settings)
         assert str(error.value) == said
     with pytest.raises(
-        LabError, match=r"^model 'cnn-5' for inputs \(3, 32, 32\) could not be made: TypeError: .*width"
+        UserError, match=r"^model 'cnn-5' for inputs \(3, 32, 32\) could not be made: TypeError: .*width"
     ):
         build("cnn-5", CIFAR, 10, width=3)
 
@@ -309,10 +309,10 @@ def test_timm_is_asked_for_its_models(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", timm)
     model = build("timm:resnet50", CIFAR, 10)
     assert (model.in_features, model.out_features) == (3, 10)
-    with pytest.raises(LabError, match=r"no timm model 'resnet5': did you mean resnet50\?"):
+    with pytest.raises(UserError, match=r"no timm model 'resnet5': did you mean resnet50\?"):
         build("timm:resnet5", CIFAR, 10)
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(LabError, match="model 'timm:resnet50' needs timm"):
+    with pytest.raises(UserError, match="model 'timm:resnet50' needs timm"):
         build("timm:resnet50", CIFAR, 10)
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields, replace
 import pytest
 
 import steppe
-from steppe.lab.errors import LabError
 from steppe.lab.recipe.method_text import canonical, canonical_of, label_of, make_method, settings_of, split_methods
 from steppe.lab.recipe.recipe import Recipe, suggested, suggested_model
 from steppe.lab.runner.comparison import plan
 from steppe.methods.registry import own_methods as known_methods
 from steppe.methods.registry import with_defaults
+from steppe.support.errors import UserError
 
 SPLIT = {
     "sam": ["sam"],
@@ -65,7 +65,7 @@ def test_a_number_of_a_method_of_ones_own_is_known_by_any_spelling():
 
     try:
         assert make_method("ahead:rho=0.1..0.02", lr=0.5).at(0, 0.5) == Ahead(rho=0.1)
-        with pytest.raises(LabError, match="rho must be a number, not 'wide'"):
+        with pytest.raises(UserError, match="rho must be a number, not 'wide'"):
             make_method("ahead:rho=wide")
     finally:
         del steppe.Method.registry["ahead"]
@@ -144,9 +144,9 @@ def test_what_makes_no_sense_is_refused():
         {"batch": 0}, {"epochs": 1.5}, {"lr": math.inf}, {"momentum": 1.0}, {"label_noise": 1.5}, {"hold_out": 1.0},
         {"schedule": "step:x/1"}, {"method": "sam:rho=1e400"},
     ):  # fmt: skip
-        with pytest.raises(LabError):
+        with pytest.raises(UserError):
             Recipe(**wrong)
-    with pytest.raises(LabError, match="no recipe field 'learning_rate'"):
+    with pytest.raises(UserError, match="no recipe field 'learning_rate'"):
         Recipe.of({"learning_rate": 1})
 
 
@@ -158,5 +158,5 @@ def test_defaults_are_the_papers():
     assert suggested_model("cifar-10n:worse") == "cnn-5"
     large = suggested("cifar-100", "resnet-18")
     assert (large["lr"], large["momentum"], large["weight_decay"], large["epochs"]) == (0.1, 0.9, 5e-4, 200)
-    with pytest.raises(LabError, match="name a model"):
+    with pytest.raises(UserError, match="name a model"):
         suggested_model("mine:load")

@@ -25,7 +25,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..errors import LabError, unknown
+from ...support.errors import UserError, unknown
 from .base import DataSet
 from .image_operations import AUTOAUGMENT, RANDAUGMENT, apply, magnitudes, rows
 
@@ -64,7 +64,7 @@ def augment(inputs: Tensor, policy: str, generator: torch.Generator, data: DataS
     if not steps:
         return inputs
     if inputs.dim() != 4:
-        raise LabError(f"augmentation {policy!r} needs images, N x C x H x W, not {tuple(inputs.shape)}")
+        raise UserError(f"augmentation {policy!r} needs images, N x C x H x W, not {tuple(inputs.shape)}")
     peak = (data.peak if data else 255.0) if inputs.dtype == torch.uint8 else 1.0
     mean = data.mean if data and data.mean else (0.0,)
     draw = _Draw(generator, inputs.device, _fill(mean, peak, inputs.dtype, inputs.device), peak)
@@ -82,7 +82,7 @@ def mixup(
     `torch.nn.functional.cross_entropy` takes as they are.
     """
     if alpha <= 0:
-        raise LabError(f"mixup's alpha must be above 0, not {alpha:g}")
+        raise UserError(f"mixup's alpha must be above 0, not {alpha:g}")
     count = len(inputs)
     strength = torch.full((2, count), alpha, dtype=torch.float64, device=generator.device)
     gamma = torch._standard_gamma(strength, generator=generator)  # the public Beta takes no generator
@@ -161,7 +161,7 @@ _LARGEST = {"randaugment": (100, 30)}  # more operations than that are a typing 
 
 @lru_cache(maxsize=64)
 def parse(policy: str) -> tuple[tuple[Callable[..., Tensor], tuple[float, ...]], ...]:
-    """The steps of a policy with their settings; a mistake in it is a `LabError`."""
+    """The steps of a policy with their settings; a mistake in it is a `UserError`."""
     steps = []
     for part in policy.split("+"):
         name, given, text = part.strip().partition("=")
@@ -185,7 +185,7 @@ def _settings(part: str, text: str, default: tuple[float, ...], limits: tuple[fl
     if len(values) != len(default) or any(not 0 <= v <= most for v, most in zip(values, limits, strict=True)):
         name, example = part.partition("=")[0], "/".join(f"{value:g}" for value in default)
         wanted = f"expected whole numbers like {name}={example}" if default else "it takes no settings"
-        raise LabError(f"augmentation {part!r}: {wanted}")
+        raise UserError(f"augmentation {part!r}: {wanted}")
     return values
 
 

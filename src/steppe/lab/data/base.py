@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..errors import LabError
+from ...support.errors import UserError
 
 Device = torch.device | str
 Batch = tuple[Tensor, Tensor]
@@ -50,10 +50,10 @@ class Split:
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
-            raise LabError(f"{len(self.inputs)} inputs but {len(self.targets)} targets")
+            raise UserError(f"{len(self.inputs)} inputs but {len(self.targets)} targets")
         if self.targets.dim() != 1 or self.targets.dtype != torch.int64:
             shape = tuple(self.targets.shape)
-            raise LabError(f"targets must be one int64 class each, not {self.targets.dtype} of shape {shape}")
+            raise UserError(f"targets must be one int64 class each, not {self.targets.dtype} of shape {shape}")
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -139,10 +139,10 @@ def _constants(mean: tuple, std: tuple, device: torch.device, dtype: torch.dtype
 def first(data: DataSet, share: float) -> DataSet:
     """The data set with only the first part of its training examples, as stored: 0.1 gives the papers' "-S" sets."""
     if not 0 < share <= 1:
-        raise LabError(f"share must be above 0 and at most 1, not {share:g}")
+        raise UserError(f"share must be above 0 and at most 1, not {share:g}")
     count = round(share * len(data.train))
     if count == 0:
-        raise LabError(f"share {share:g} of {len(data.train)} training examples is none")
+        raise UserError(f"share {share:g} of {len(data.train)} training examples is none")
     return replace(data, name=f"{data.name} first {share:.4g}", train=subset(data.train, torch.arange(count)))
 
 
@@ -154,7 +154,7 @@ def with_label_noise(data: DataSet, share: float, seed: int = 0, may_keep: bool 
     its own included, as some of the literature does. The same seed gives the same labels for every method and device.
     """
     if not 0 <= share <= 1:
-        raise LabError(f"label noise must be a share from 0 to 1, not {share:g}")
+        raise UserError(f"label noise must be a share from 0 to 1, not {share:g}")
     generator = torch.Generator().manual_seed(seed)
     count = len(data.train)
     chosen = torch.randperm(count, generator=generator)[: round(share * count)]
@@ -169,7 +169,7 @@ def with_targets(split: Readable, targets: Tensor) -> Any:
     """The split with other targets."""
     there = targets.to(split.targets.device)
     if not is_dataclass(split):
-        raise LabError(f"labels can be changed in a Split, not in a {type(split).__name__}")
+        raise UserError(f"labels can be changed in a Split, not in a {type(split).__name__}")
     return replace(split, targets=there)
 
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import LabError, require, unknown
+from ...support.errors import UserError, require, unknown
 from .base import DataSet, Split
 from .filters import along, blur, diamond_square, motion, shuffled, warped, zoomed
 
@@ -53,9 +53,9 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
     if name not in CORRUPTIONS:
         raise unknown("corruption", name, CORRUPTIONS)
     if severity not in SEVERITIES:
-        raise LabError(f"severity goes from 1 to 5, not {severity!r}")
+        raise UserError(f"severity goes from 1 to 5, not {severity!r}")
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
-        raise LabError(f"corruptions need colour images as bytes, N x 3 x H x W, not {tuple(images.shape)}")
+        raise UserError(f"corruptions need colour images as bytes, N x 3 x H x W, not {tuple(images.shape)}")
     number = list(CORRUPTIONS).index(name)
     draws = Draws(torch.Generator().manual_seed((seed * 100 + number) * 10 + severity), images.device)
     changed = CORRUPTIONS[name](images.float() / 255, severity - 1, draws)
@@ -65,7 +65,7 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
 def corrupted(data: DataSet, name: str, severity: int, seed: int = 0) -> DataSet:
     """The data set with its test images corrupted."""
     if not isinstance(data.test, Split):
-        raise LabError(f"{data.name} is too large to be corrupted: it is not held in memory")
+        raise UserError(f"{data.name} is too large to be corrupted: it is not held in memory")
     test = replace(data.test, inputs=corrupt(data.test.inputs, name, severity, seed))
     return replace(data, name=f"{data.name}-c (regenerated): {name} {severity}", test=test)
 

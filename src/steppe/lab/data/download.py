@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import LabError, describe, one_line
+from ...support.errors import UserError, describe, one_line
 from .files import md5
 
 _BLOCK = 1 << 20
@@ -66,7 +66,7 @@ def download(sources: tuple[Source, ...], root: Path) -> None:
                 _move_in(_unpack(part) if source.packed else [part], folder)
         except OSError as error:
             where = f"on a machine with a network: {command(sources, root)}"
-            raise LabError(f"cannot download {source.url} ({describe(error)}); {where}") from error
+            raise UserError(f"cannot download {source.url} ({describe(error)}); {where}") from error
 
 
 def _fetch(source: Source, part: Path) -> None:
@@ -79,7 +79,7 @@ def _fetch(source: Source, part: Path) -> None:
     found = md5(part)
     if found != source.md5:
         size = part.stat().st_size
-        raise LabError(f"{source.url} is not the published file: md5 {found} of {size} bytes, expected {source.md5}")
+        raise UserError(f"{source.url} is not the published file: md5 {found} of {size} bytes, expected {source.md5}")
 
 
 def _unpack(archive: Path) -> list[Path]:
@@ -93,7 +93,7 @@ def _unpack(archive: Path) -> list[Path]:
                 settings: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # early 3.10 has none
                 packed.extractall(inside, **settings)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-        raise LabError(f"{archive.name} cannot be unpacked: {one_line(error)}") from error
+        raise UserError(f"{archive.name} cannot be unpacked: {one_line(error)}") from error
     return sorted(inside.iterdir())
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ..errors import LabError
+from ...support.errors import UserError
 from .base import DataSet, Readable, Split
 from .download import Source, command, download
 from .files import md5
@@ -79,7 +79,9 @@ def _path(folder: Path, name: str) -> Path:
 def _check(path: Path, expected: Checksum | None) -> None:
     if expected and (found := md5(path)) != expected:
         size = path.stat().st_size
-        raise LabError(f"{path} is cut short, damaged or another file: md5 {found} ({size} bytes), expected {expected}")
+        raise UserError(
+            f"{path} is truncated, damaged or another file: md5 {found} ({size} bytes), expected {expected}"
+        )
 
 
 @dataclass(frozen=True)
@@ -112,10 +114,10 @@ class Entry:
             download(self.sources, root)
             layout = self.found(root)
         if layout is None:
-            raise LabError(self._missing(root))
+            raise UserError(self._missing(root))
         train, test = layout.read(root, {s.name: s.md5 for s in self.sources} if verify else None)
         if verify and (found := int(train.targets.max()) + 1) != self.classes:
-            raise LabError(f"{self.name} in {root} has {found} classes, not {self.classes}: another set?")
+            raise UserError(f"{self.name} in {root} has {found} classes, not {self.classes}: another set?")
         return DataSet(self.name, train, test, self.classes, self.mean, self.std)
 
     def _missing(self, root: Path) -> str:

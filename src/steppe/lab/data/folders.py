@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import LabError, one_line, require
+from ...support.errors import UserError, one_line, require
 from .base import Batch, Device, Readable, Split
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
@@ -85,7 +85,7 @@ def _decode(path: str, size: int, seed: int | None) -> Tensor:
         with Image.open(path) as file:
             image = file.convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:
-        raise LabError(f"{path} is not an image that can be read: {one_line(error)}") from error
+        raise UserError(f"{path} is not an image that can be read: {one_line(error)}") from error
     width, height = image.size
     box, flip = _middle(width, height, size) if seed is None else _random_crop(width, height, random.Random(seed))
     if image.size != (size, size) or box != (0, 0, size, size):
@@ -153,10 +153,10 @@ def read_folder(folder: Path, size: int, in_memory: bool = False) -> tuple[Reada
     """Training and test split of a folder with train/ and val/ (or test/)."""
     held_out = _held_out(folder)
     if not (folder / "train").is_dir() or held_out is None:
-        raise LabError(f"{folder} needs the folders train and val, each with one folder a class")
+        raise UserError(f"{folder} needs the folders train and val, each with one folder a class")
     classes = sorted(entry.name for entry in os.scandir(folder / "train") if entry.is_dir())
     if not classes:
-        raise LabError(f"{folder / 'train'} has no folders: one a class is needed")
+        raise UserError(f"{folder / 'train'} has no folders: one a class is needed")
     number = {name: i for i, name in enumerate(classes)}
     annotations = held_out / "val_annotations.txt"
     pairs = _annotated(held_out, annotations, number) if annotations.exists() else _by_class(held_out, number)
@@ -178,12 +178,12 @@ def _by_class(folder: Path, number: dict[str, int]) -> list[tuple[str, int]]:
     pairs = []
     for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()):
         if name not in number:
-            raise LabError(f"{folder / name} is a class that train does not have")
+            raise UserError(f"{folder / name} is a class that train does not have")
         inside = os.walk(folder / name)
         found = [os.path.join(place, file) for place, _, files in inside for file in files if _is_image(file)]
         pairs += [(path, number[name]) for path in sorted(found)]
     if not pairs:
-        raise LabError(f"{folder} has no images in folders by class ({', '.join(_IMAGES)})")
+        raise UserError(f"{folder} has no images in folders by class ({', '.join(_IMAGES)})")
     return pairs
 
 
@@ -198,11 +198,11 @@ def _annotated(folder: Path, annotations: Path, number: dict[str, int]) -> list[
         name, _, rest = line.partition("\t")
         label = rest.partition("\t")[0]
         if label not in number:
-            raise LabError(f"{annotations}: {name!r} has class {label!r}, which train does not have")
+            raise UserError(f"{annotations}: {name!r} has class {label!r}, which train does not have")
         path = folder / "images" / name
         if not path.exists():
-            raise LabError(f"{annotations} names {path}, which is not there")
+            raise UserError(f"{annotations} names {path}, which is not there")
         pairs.append((str(path), number[label]))
     if not pairs:
-        raise LabError(f"{annotations} is empty")
+        raise UserError(f"{annotations} is empty")
     return pairs

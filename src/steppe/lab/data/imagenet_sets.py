@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from ..errors import LabError, one_line
+from ...support.errors import UserError, one_line
 from .base import DataSet, Device
 from .folders import FolderSplit, _by_class, _held_out
 
@@ -108,7 +108,7 @@ class OtherSet:
             count = len(asked.images)
             if self.images and count != self.images and len(imagenet.classes) == 1000:
                 where = path / asked.part
-                raise LabError(f"{where} has {count} images, not {self.images}: not whole, or another set")
+                raise UserError(f"{where} has {count} images, not {self.images}: not whole, or another set")
             yield asked
 
 
@@ -124,7 +124,7 @@ def _need_all(folder: Path, pairs: Iterable[tuple[str, int]], imagenet: ImageNet
     missing = set(range(len(imagenet.classes))) - {target for _, target in pairs}
     if missing:
         first = min(missing)
-        raise LabError(f"{folder} is not whole: it has no images of class {first}, {imagenet.classes[first]}")
+        raise UserError(f"{folder} is not whole: it has no images of class {first}, {imagenet.classes[first]}")
 
 
 def _real(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
@@ -132,14 +132,14 @@ def _real(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
     lists = _lists(path, len(imagenet.classes))
     held_out = _held_out(imagenet.folder)
     if held_out is None:
-        raise LabError(f"{imagenet.folder} has no folder val, whose images {path.name} is about")
+        raise UserError(f"{imagenet.folder} has no folder val, whose images {path.name} is about")
     pairs = _by_class(held_out, imagenet.number)
     if len(lists) != len(pairs):
-        raise LabError(f"{path} is about {len(lists)} images, but {held_out} has {len(pairs)}")
+        raise UserError(f"{path} is about {len(lists)} images, but {held_out} has {len(pairs)}")
     rows = [_row(file, len(lists)) for file, _ in pairs]
     kept = [(pair, lists[row]) for pair, row in zip(pairs, rows, strict=True) if lists[row]]
     if not kept:
-        raise LabError(f"{path} names no class for any image")
+        raise UserError(f"{path} names no class for any image")
     yield Asked(_split([pair for pair, _ in kept], imagenet), tuple(tuple(right) for _, right in kept))
 
 
@@ -147,13 +147,13 @@ def _lists(path: Path, classes: int) -> list[list[int]]:
     try:
         lists = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise LabError(f"{path} is cut short or not JSON: {one_line(error)}") from error
+        raise UserError(f"{path} is cut short or not JSON: {one_line(error)}") from error
     wanted = f"a list, for each image, of its right classes, from 0 to {classes - 1}"
     if not isinstance(lists, list):
-        raise LabError(f"{path} must be {wanted}, in one list; it is a {type(lists).__name__}")
+        raise UserError(f"{path} must be {wanted}, in one list; it is a {type(lists).__name__}")
     for number, right in enumerate(lists, 1):
         if not isinstance(right, list) or not all(type(c) is int and 0 <= c < classes for c in right):
-            raise LabError(f"{path} must have {wanted}; its entry {number} is {one_line(right)[:60]}")
+            raise UserError(f"{path} must have {wanted}; its entry {number} is {one_line(right)[:60]}")
     return lists
 
 
@@ -161,7 +161,7 @@ def _row(file: str, count: int) -> int:
     """ILSVRC2012_val_00000001.JPEG is the first, whatever folder it is in."""
     found = re.search(r"_val_(\d{8})", os.path.basename(file))
     if found is None or not 1 <= int(found[1]) <= count:
-        raise LabError(f"{file} should be named as in ImageNet, ILSVRC2012_val_00000001.JPEG to {count:08}")
+        raise UserError(f"{file} should be named as in ImageNet, ILSVRC2012_val_00000001.JPEG to {count:08}")
     return int(found[1]) - 1
 
 
@@ -185,7 +185,7 @@ def _c(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
     parts = [f"{kind}/{severity}" for kind in MAIN_CORRUPTIONS for severity in SEVERITIES]
     for part in parts:
         if not (path / part).is_dir():
-            raise LabError(f"{path} is not whole: {path / part} is missing")
+            raise UserError(f"{path} is not whole: {path / part} is missing")
     for part in parts:
         pairs = _by_class(path / part, imagenet.number)
         _need_all(path / part, pairs, imagenet)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..errors import LabError, describe, require, unknown, user_function
+from ...support.errors import UserError, describe, require, unknown, user_function
 from .base import DataSet, Readable, Split
 from .catalogue import ENTRIES
 from .folders import read_folder
@@ -67,7 +67,7 @@ def load(name: str, root: Path | str | None = None, *, download: bool = False, v
     if name == "digits":
         return _digits()
     if root is not None and not where.is_dir() and not download:
-        raise LabError(f"there is no folder {where}")
+        raise UserError(f"there is no folder {where}")
 
     def built_in(name: str) -> DataSet:
         if name not in ENTRIES:
@@ -93,7 +93,7 @@ def _digits() -> DataSet:
 
 def _folder(path: Path, size: int = 224) -> DataSet:
     if not path.is_dir():
-        raise LabError(f"there is no folder {path}")
+        raise UserError(f"there is no folder {path}")
     train, test = read_folder(path, size)
     imagenet = ENTRIES["imagenet"]
     return DataSet(f"folder:{path.name}", train, test, int(train.targets.max()) + 1, imagenet.mean, imagenet.std)
@@ -103,28 +103,28 @@ def _users(name: str) -> DataSet:
     function = user_function("data set", name)
     try:
         made = function()
-    except LabError:
+    except UserError:
         raise
     except Exception as error:
-        raise LabError(f"data set {name!r} failed with {describe(error)}") from error
+        raise UserError(f"data set {name!r} failed with {describe(error)}") from error
     if isinstance(made, DataSet):
         if not isinstance(made.train, Readable) or not isinstance(made.test, Readable):
-            raise LabError(f"data set {name!r}: train and test must be Splits, or have len, targets, take and to")
+            raise UserError(f"data set {name!r}: train and test must be Splits, or have len, targets, take and to")
         return made
     try:
         (x, y), (x_test, y_test) = made
         train, test = Split(_tensor(x), _tensor(y).long()), Split(_tensor(x_test), _tensor(y_test).long())
-    except LabError as error:
-        raise LabError(f"data set {name!r}: {error}") from error
+    except UserError as error:
+        raise UserError(f"data set {name!r}: {error}") from error
     except Exception as error:  # whatever numpy or torch make of it
         wanted = "a DataSet or ((inputs, targets), (inputs, targets))"
-        raise LabError(f"data set {name!r} must return {wanted}; reading it: {describe(error)}") from error
+        raise UserError(f"data set {name!r} must return {wanted}; reading it: {describe(error)}") from error
     if not len(train) or not len(test):
-        raise LabError(f"data set {name!r} has no {'test' if len(train) else 'training'} examples")
+        raise UserError(f"data set {name!r} has no {'test' if len(train) else 'training'} examples")
     targets = torch.cat([train.targets, test.targets])
     low, high = int(targets.min()), int(targets.max())
     if low < 0:
-        raise LabError(f"data set {name!r}: classes count from 0, but there is a target {low}")
+        raise UserError(f"data set {name!r}: classes count from 0, but there is a target {low}")
     return DataSet(name, train, test, high + 1)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import LabError, one_line, unknown
+from ...support.errors import UserError, one_line, unknown
 from .base import DataSet, Split, with_targets
 from .catalogue import ENTRIES
 from .corrupt import CORRUPTIONS, SEVERITIES, all_corrupted
@@ -30,7 +30,7 @@ def cifar10_c(clean: DataSet, root: Path, which: str = "") -> DataSet:
     if name and name not in CORRUPTIONS:
         raise unknown("corruption", name, CORRUPTIONS)
     if level and level not in map(str, SEVERITIES):
-        raise LabError(f"severity goes from 1 to 5, not {level!r}")
+        raise UserError(f"severity goes from 1 to 5, not {level!r}")
     names = (name,) if name else tuple(CORRUPTIONS)
     severities = (int(level),) if level else SEVERITIES
     folder = root / "CIFAR-10-C"
@@ -46,7 +46,7 @@ def _published(folder: Path, name: str, severities: tuple[int, ...]) -> Split:
     path = folder / f"{_OTHER_FILES.get(name, name.replace('-', '_'))}.npy"
     images, labels = _array(path), _array(folder / "labels.npy")
     if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels) or len(images) % 5:
-        raise LabError(f"{path}: expected five times N x H x W x 3 bytes, found {images.dtype} of shape {images.shape}")
+        raise UserError(f"{path}: expected 5 times N x H x W x 3 bytes, found {images.dtype} of shape {images.shape}")
     count = len(images) // 5
     rows = np.concatenate([np.arange((s - 1) * count, s * count) for s in severities])
     inputs = torch.from_numpy(images[rows]).permute(0, 3, 1, 2).contiguous()
@@ -55,11 +55,11 @@ def _published(folder: Path, name: str, severities: tuple[int, ...]) -> Split:
 
 def _array(path: Path) -> Any:
     if not path.exists():
-        raise LabError(f"there is no file {path}")
+        raise UserError(f"there is no file {path}")
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise LabError(f"{path} is cut short or not a numpy file: {one_line(error)}") from error
+        raise UserError(f"{path} is cut short or not a numpy file: {one_line(error)}") from error
 
 
 def cifar10n(clean: DataSet, root: Path, which: str) -> DataSet:
@@ -68,13 +68,13 @@ def cifar10n(clean: DataSet, root: Path, which: str) -> DataSet:
         raise unknown("set of labels", f"cifar-10n:{which}", [f"cifar-10n:{label}" for label in LABELS])
     path = _human(root)
     if path is None:
-        raise LabError(f"the labels of CIFAR-10N are not in {root}: {_GET_LABELS.format(root)}")
+        raise UserError(f"the labels of CIFAR-10N are not in {root}: {_GET_LABELS.format(root)}")
     found = _labels(path)
     key = f"random_label{which[-1]}" if which.startswith("random") else f"{which}_label"
     if key not in found or "clean_label" not in found:
-        raise LabError(f"{path} has no {key}: it has {', '.join(found) or 'nothing'}")
+        raise UserError(f"{path} has no {key}: it has {', '.join(found) or 'nothing'}")
     if not np.array_equal(found["clean_label"], clean.train.targets.cpu().numpy()):
-        raise LabError(f"{path}: its clean labels are not those of these images, so their order differs")
+        raise UserError(f"{path}: its clean labels are not those of these images, so their order differs")
     targets = torch.from_numpy(np.asarray(found[key]).astype(np.int64))
     return replace(clean, name=f"cifar-10n:{which}", train=with_targets(clean.train, targets))
 
@@ -99,7 +99,7 @@ def _labels(path: Path) -> dict[str, Any]:
             found = torch.load(path, weights_only=True)
         return {key: np.asarray(value) for key, value in found.items()}
     except Exception as error:  # numpy, torch and zip files each have their own kinds
-        raise LabError(f"{path} cannot be read as labels of CIFAR-10N: {one_line(error)}") from error
+        raise UserError(f"{path} cannot be read as labels of CIFAR-10N: {one_line(error)}") from error
 
 
 @dataclass(frozen=True)

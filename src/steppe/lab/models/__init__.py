@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import LabError, describe, unknown, user_function
+from ...support.errors import UserError, describe, unknown, user_function
 from . import dense, residual, small, transformer
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -53,12 +53,12 @@ def build(name: str, input_shape: Sequence[int], classes: int, **settings: Any) 
             if make is None:
                 raise unknown("model", name, [*MODELS, "timm:NAME"])
             model = make(shape, classes, **settings)
-    except LabError:
+    except UserError:
         raise
     except Exception as error:
-        raise LabError(f"model {name!r} for inputs {shape} could not be made: {describe(error)}") from error
+        raise UserError(f"model {name!r} for inputs {shape} could not be made: {describe(error)}") from error
     if not isinstance(model, nn.Module):
-        raise LabError(f"model {name!r} gave a {type(model).__name__}, not a torch.nn.Module")
+        raise UserError(f"model {name!r} gave a {type(model).__name__}, not a torch.nn.Module")
     return model
 
 
@@ -74,7 +74,7 @@ def _timm(name: str, shape: tuple[int, ...], classes: int, settings: dict[str, A
     try:
         timm = importlib.import_module("timm")
     except Exception as error:  # not only ImportError: a torchvision that does not fit torch fails in other ways
-        raise LabError(f"model 'timm:{name}' needs timm, which cannot be imported: {describe(error)}") from error
+        raise UserError(f"model 'timm:{name}' needs timm, which cannot be imported: {describe(error)}") from error
     if not timm.is_model(name):
         raise unknown("timm model", name, timm.list_models())
     return timm.create_model(name, num_classes=classes, in_chans=shape[0], **settings)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import unknown
+from ...support.errors import unknown
 
 Shape = Sequence[int]
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "softplus": nn.Softplus}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..errors import LabError
+from ...support.errors import UserError
 from .residual import Residual, Shape
 
 
@@ -32,7 +32,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         channels, height, across = input_shape
         if height % patch or across % patch:
-            raise LabError(f"images of {height}x{across} cannot be cut into patches of {patch}x{patch}")
+            raise UserError(f"images of {height}x{across} cannot be cut into patches of {patch}x{patch}")
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         self.token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1, 1 + (height // patch) * (across // patch), width))

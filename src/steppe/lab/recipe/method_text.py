@@ -22,7 +22,7 @@ from typing import Any
 from ...method import Method, number_fields
 from ...methods import find, method_names
 from ...schedules import LinearInLR, linear_in_lr
-from ..errors import LabError, one_line, unknown
+from ...support.errors import UserError, one_line, unknown
 
 _SETTING = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
 _RANGE = re.compile(r"([^.].*?|\.\d.*?)\.\.(.+)")
@@ -37,7 +37,7 @@ def split_methods(text: str | Iterable[str]) -> list[str]:
             if not _SETTING.fullmatch(piece.split(":", 1)[0] if ":" in piece.split("=", 1)[0] else piece):
                 methods.append(piece)
             elif not methods:
-                raise LabError(f"{piece!r} comes before any method: write for example sam:{piece}")
+                raise UserError(f"{piece!r} comes before any method: write for example sam:{piece}")
             else:
                 methods[-1] += ("," if ":" in methods[-1] else ":") + piece
     for one in methods:
@@ -57,7 +57,7 @@ def pieces_of(text: str, separators: str) -> list[str]:
         else:
             pieces[-1] += letter
     if depth != 0:
-        raise LabError(f"the brackets in {text!r} do not match")
+        raise UserError(f"the brackets in {text!r} do not match")
     return [piece.strip() for piece in pieces if piece.strip()]
 
 
@@ -69,7 +69,7 @@ def _parts(text: str) -> tuple[type[Method], dict[str, str]]:
         cls = find("plain" if name.lower() == "base" else name)
     except ValueError:
         if re.fullmatch(r"[\d.eE+-]+", name):
-            raise LabError(
+            raise UserError(
                 f"{name!r} is not a method; to compare several values write each: sam:rho=0.1,sam:rho=0.2"
             ) from None
         raise unknown("method", name, method_names()) from None
@@ -78,14 +78,14 @@ def _parts(text: str) -> tuple[type[Method], dict[str, str]]:
     for piece in pieces_of(rest, ","):
         found = _SETTING.fullmatch(piece)
         if found is None:
-            raise LabError(f"{cls.__name__}: {piece!r} is not a setting; write name=value")
+            raise UserError(f"{cls.__name__}: {piece!r} is not a setting; write name=value")
         key, value = found.groups()
         if key not in known:
             if not known:
-                raise LabError(f"{cls.__name__} has no settings, got {key}")
-            raise LabError(f"{cls.__name__}: {one_line(unknown('setting', key, known))}")
+                raise UserError(f"{cls.__name__} has no settings, got {key}")
+            raise UserError(f"{cls.__name__}: {one_line(unknown('setting', key, known))}")
         if key in settings:
-            raise LabError(f"{cls.__name__}: {key} is given twice")
+            raise UserError(f"{cls.__name__}: {key} is given twice")
         settings[key] = value.strip()
     return cls, settings
 
@@ -98,17 +98,17 @@ def make_method(text: str, lr: float = 1.0) -> Method:
     settings = {key: _value(cls.__name__, key, value, types[key], lr) for key, value in given.items()}
     missing = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
     if absent := [name for name in missing if name not in settings]:
-        raise LabError(f"{cls.__name__} needs {' and '.join(absent)}: for example every:k=10,method=(sam:rho=0.1)")
+        raise UserError(f"{cls.__name__} needs {' and '.join(absent)}: for example every:k=10,method=(sam:rho=0.1)")
     try:
         return cls(**settings)
     except (TypeError, ValueError) as error:
-        raise LabError(one_line(error)) from None
+        raise UserError(one_line(error)) from None
 
 
 def _value(owner: str, key: str, text: str, kind: str, lr: float) -> Any:
     """A setting's value, held to the type of its field where that is plain."""
     if "Callable" in kind:
-        raise LabError(f"{owner}: {key} is a function and cannot be set by text")
+        raise UserError(f"{owner}: {key} is a function and cannot be set by text")
     bracketed = text[:1] in ("(", "[") and text[-1:] in (")", "]")
     if kind == "Method" or (kind.startswith("Method |") and text.lower() != "none"):
         return make_method(text[1:-1] if bracketed else text, lr)
@@ -117,7 +117,7 @@ def _value(owner: str, key: str, text: str, kind: str, lr: float) -> Any:
     elif kind == "Number" and (found := _RANGE.fullmatch(text)):
         ends = [plain_value(end) for end in found.groups()]
         if not all(isinstance(end, (int, float)) for end in ends) or ends[1] > ends[0] or ends[1] < 0:
-            raise LabError(f"{owner}: {key}={text} must go down from one number to another, as in 0.1..0.02")
+            raise UserError(f"{owner}: {key}={text} must go down from one number to another, as in 0.1..0.02")
         return linear_in_lr(float(ends[0]), float(ends[1]), lr_max=lr)
     else:
         value = plain_value(text)
@@ -129,7 +129,7 @@ def _value(owner: str, key: str, text: str, kind: str, lr: float) -> Any:
     }
     words = {"bool": "true or false", "int": "a whole number", "float": "a number", "Number": "a number"}
     if wrong.get(kind, False):
-        raise LabError(f"{owner}: {key} must be {words[kind]}, not {text!r}")
+        raise UserError(f"{owner}: {key} must be {words[kind]}, not {text!r}")
     return value
 
 

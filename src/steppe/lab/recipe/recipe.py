@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ...method import Method
+from ...support.errors import UserError, unknown
 from ..data.augmentation import parse as check_augmentation
-from ..errors import LabError, unknown
 from .method_text import canonical, make_method, pieces_of, plain_value
 
 BASES = ("sgd", "adam", "adamw", "adabelief")
@@ -123,18 +123,18 @@ def _check(recipe: Recipe) -> None:
     for name, least in (("batch", 1), ("epochs", 1), ("warmup", 0), ("seed", 0)):
         value = getattr(recipe, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise LabError(f"{name} must be a whole number, at least {least}, not {value!r}")
+            raise UserError(f"{name} must be a whole number, at least {least}, not {value!r}")
     for name in ("lr", "momentum", "weight_decay", "mixup", "clip", "share", "label_noise", "hold_out"):
         value = getattr(recipe, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-            raise LabError(f"{name} must be a finite number, not negative, not {value!r}")
+            raise UserError(f"{name} must be a finite number, not negative, not {value!r}")
     for name, limit in (("momentum", 1), ("hold_out", 1)):
         if getattr(recipe, name) >= limit:
-            raise LabError(f"{name} must be less than {limit}, not {getattr(recipe, name):g}")
+            raise UserError(f"{name} must be less than {limit}, not {getattr(recipe, name):g}")
     if not 0 < recipe.share <= 1:
-        raise LabError(f"share must be above 0 and at most 1, not {recipe.share:g}")
+        raise UserError(f"share must be above 0 and at most 1, not {recipe.share:g}")
     if recipe.label_noise > 1:
-        raise LabError(f"label_noise must be at most 1, not {recipe.label_noise:g}")
+        raise UserError(f"label_noise must be at most 1, not {recipe.label_noise:g}")
     for name, known in (("base", BASES), ("precision", PRECISIONS), ("auxiliary", AUXILIARIES)):
         if getattr(recipe, name) not in known:
             raise unknown(name, str(getattr(recipe, name)), known)
@@ -146,7 +146,7 @@ def _check(recipe: Recipe) -> None:
         except ValueError:
             good = False
         if not good:
-            raise LabError(f"no schedule {recipe.schedule!r}: there are constant, cosine, linear, and step:0.25/10")
+            raise UserError(f"no schedule {recipe.schedule!r}: there are constant, cosine, linear, and step:0.25/10")
 
 
 # What to train with when nothing is said
@@ -167,7 +167,7 @@ SMALL_MODELS = ("digits-mlp", "mlp-3", "mlp-6", "cnn-3", "cnn-5", "cnn-14")
 def suggested_model(data: str) -> str:
     """The model for a data set when none is named."""
     if is_users(data):
-        raise LabError(f"name a model for your own data {data!r}: --model")
+        raise UserError(f"name a model for your own data {data!r}: --model")
     return _MODELS.get(data, "cnn-5")
 
 
@@ -195,6 +195,6 @@ def read_settings(texts: Iterable[str], what: str) -> dict[str, Any]:
     for piece in [piece for text in texts for piece in pieces_of(text, ", ")]:
         name, equals, value = piece.partition("=")
         if not equals or not name.isidentifier() or not value:
-            raise LabError(f"{what}: {piece!r} is not of the form name=value")
+            raise UserError(f"{what}: {piece!r} is not of the form name=value")
         found[name] = plain_value(value)
     return found

@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..records import whole_file
+from ...support.files import whole_file
 from ..statistics import Row, summarise
 from . import parts, sections
 from .html import Markup, join, tag

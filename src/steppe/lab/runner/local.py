@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import LabError, user_function
+from ...support.errors import UserError, user_function
 from ..recipe.recipe import Recipe
 from ..records import Record, RecordWarning, ended, finished, label_for, only_one, same_code, write_record
 from ..training.measuring import Measuring
@@ -174,11 +174,11 @@ def logger_maker(name: str) -> Callable[[str], Any] | None:
     if ":" in name:
         return user_function("logger", name)
     if name != "tensorboard":
-        raise LabError(f"no logger {name!r}: there are tensorboard and your own, package.module:function")
+        raise UserError(f"no logger {name!r}: there are tensorboard and your own, package.module:function")
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise LabError("logging to tensorboard needs it: pip install tensorboard") from None
+        raise UserError("logging to tensorboard needs it: pip install tensorboard") from None
     return SummaryWriter
 
 
@@ -225,7 +225,7 @@ def _in_processes(tasks: list[list[Job]], place: Place, workers: int, tell: Tell
             for future in ended:
                 yield future.result()
     except BrokenProcessPool:
-        raise LabError("a worker process was killed (out of memory?); run the same command again to go on") from None
+        raise UserError("a worker process was killed (out of memory?); run the same command again to go on") from None
     finally:
         processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)

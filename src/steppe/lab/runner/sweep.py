@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..errors import LabError, describe, one_line, unknown
+from ...support.errors import UserError, describe, one_line, unknown
 from ..recipe.method_text import make_method, pieces_of, plain_value, with_settings
 from ..recipe.recipe import Recipe
 from ..records import Record, RecordWarning, code_of, finished, label_for, write_record
@@ -54,13 +54,13 @@ def read_space(grids: Sequence[str], ranges: Sequence[str], template: Recipe) ->
         name, equals, values = (part.strip() for part in text.partition("="))
         listed = pieces_of(values, ",")
         if not equals or not listed:
-            raise LabError(f"{text!r} is not of the form name=values, such as lr=1e-3,1e-2 or sam.rho=0.01..0.5")
+            raise UserError(f"{text!r} is not of the form name=values, such as lr=1e-3,1e-2 or sam.rho=0.01..0.5")
         name = _checked(name, template)
         if name in space:
-            raise LabError(f"{name} is given twice")
+            raise UserError(f"{name} is given twice")
         space[name] = _span(text, values) if text in ranges else [plain_value(value) for value in listed]
     if not space:
-        raise LabError("nothing to search: give --grid lr=1e-3,1e-2 or --range lr=1e-4..1e-1")
+        raise UserError("nothing to search: give --grid lr=1e-3,1e-2 or --range lr=1e-4..1e-1")
     for name, values in space.items():  # a mistake in any one value is said before the first run
         for value in [values.low, values.high] if isinstance(values, Span) else values:
             candidate(template, {name: value})
@@ -73,17 +73,17 @@ def _checked(name: str, template: Recipe) -> str:
     owner, dot, setting = name.partition(".")
     if dot:
         if owner.lower() not in ("method", method.name.lower()):
-            raise LabError(f"{name}: the method is {template.method}, so write {method.name.lower()}.{setting}")
+            raise UserError(f"{name}: the method is {template.method}, so write {method.name.lower()}.{setting}")
         known = [f.name for f in fields(method)]
         if setting not in known:
             raise unknown(f"setting of {method.name}", setting, known)
         return f"{method.name.lower()}.{setting}"
     known = [f.name for f in fields(Recipe) if f.name not in _FIXED]
     if name in _FIXED:
-        raise LabError(f"{name} cannot be searched; run a sweep for each")
+        raise UserError(f"{name} cannot be searched; run a sweep for each")
     if name not in known:
         if name in [f.name for f in fields(method)]:
-            raise LabError(f"{name} is a setting of the method: write {method.name.lower()}.{name}")
+            raise UserError(f"{name} is a setting of the method: write {method.name.lower()}.{name}")
         raise unknown("recipe field", name, known)
     return name
 
@@ -92,7 +92,7 @@ def _span(text: str, values: str) -> Span:
     found = re.fullmatch(r"(.+?)\.\.(.+)", values)
     ends = [plain_value(end) for end in found.groups()] if found else []
     if len(ends) != 2 or not all(isinstance(end, (int, float)) for end in ends) or not ends[0] < ends[1]:
-        raise LabError(f"{text!r} is not a range, such as lr=1e-4..1e-1")
+        raise UserError(f"{text!r} is not a range, such as lr=1e-4..1e-1")
     return Span(*ends, whole=all(isinstance(end, int) for end in ends))
 
 
@@ -133,7 +133,7 @@ def sample(
     question = _question(template, space, seeds)
     study = _study(url, study_name or f"{make_method(template.method).name.lower()}-{question}", sampler)
     if study.trials and study.user_attrs.get("question") != question:
-        raise LabError(f"the study {study.study_name} in {url} is of another search: choose another --study")
+        raise UserError(f"the study {study.study_name} in {url} is of another search: choose another --study")
     study.set_user_attr("question", question)
     _give_up_dead_trials(study)
     if earlier := _jobs_here(study, template, space, seeds, folder)[0]:
@@ -149,7 +149,7 @@ def sample(
             study.tell(trial, score([found[job.recipe.key] for job in jobs]))
     jobs, missing = _jobs_here(study, template, space, seeds, folder)
     if not jobs:
-        raise LabError(f"{missing}: copy them here, or choose another --study")
+        raise UserError(f"{missing}: copy them here, or choose another --study")
     if missing:
         warnings.warn(f"{missing}: they are not shown", RecordWarning, stacklevel=2)
     found = [finished(job.recipe, folder) for job in jobs]
@@ -194,7 +194,7 @@ def sqlite_url(path: Path) -> str:
         return f"sqlite:///{path}"
     url = URL.create("sqlite", database=str(path)).render_as_string()
     if make_url(url).database != str(path):  # older ones do not quote
-        raise LabError(f"no database can be in {path.parent}: choose another --out, or give --storage")
+        raise UserError(f"no database can be in {path.parent}: choose another --out, or give --storage")
     return url
 
 
@@ -204,12 +204,12 @@ def _study(url: str, name: str, sampler: str) -> Any:
     try:
         import optuna
     except ImportError:
-        raise LabError("sampling needs optuna: pip install optuna (a --grid does not)") from None
+        raise UserError("sampling needs optuna: pip install optuna (a --grid does not)") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         study = optuna.create_study(study_name=name, storage=url, direction="maximize", load_if_exists=True)
     except Exception as error:
-        raise LabError(f"the database {url} cannot be used: {describe(error)}") from None
+        raise UserError(f"the database {url} cannot be used: {describe(error)}") from None
     seed = len(study.trials)  # a study that goes on must not draw the same numbers again
     makers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
     study.sampler = makers[sampler](seed=seed)
@@ -275,7 +275,7 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
         import ray
         from ray.exceptions import RayTaskError
     except ImportError:
-        raise LabError("--on ray needs it: pip install ray") from None
+        raise UserError("--on ray needs it: pip install ray") from None
     # Looked for here first: the cluster's machines may not share our disk.
     records = {job.recipe.key: found for job in jobs if (found := done_already(job, place.folder)) is not None}
     for record in records.values():
@@ -286,7 +286,7 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
         try:
             ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:
-            raise LabError(f"Ray cannot be started or reached: {describe(error)}") from None
+            raise UserError(f"Ray cannot be started or reached: {describe(error)}") from None
     place = replace(place, folder=place.folder.resolve())
     gpus = 1 if place.device.startswith("cuda") else 0
     remote: Any = ray.remote(num_cpus=place.threads, num_gpus=gpus)(_train_there)
@@ -297,8 +297,8 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
         try:
             record = ray.get(ready)
         except RayTaskError as error:
-            if isinstance(error.cause, LabError):
-                raise LabError(one_line(error.cause)) from None
+            if isinstance(error.cause, UserError):
+                raise UserError(one_line(error.cause)) from None
             raise
         if finished(job.recipe, place.folder) is None:
             write_record(record, place.folder)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ..errors import LabError
+from ...support.errors import UserError
 from ..recipe.recipe import Recipe
 
 _ADABELIEF = (("adabelief_pytorch", "AdaBelief"), ("pytorch_optimizer", "AdaBelief"), ("timm.optim", "AdaBelief"))
@@ -21,7 +21,7 @@ def make_base(recipe: Recipe, params: Iterable[Any]) -> Optimizer:
     if recipe.base == "sgd":
         return torch.optim.SGD(params, recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay)
     if recipe.momentum:
-        raise LabError(f"momentum is for sgd; {recipe.base} has its own")
+        raise UserError(f"momentum is for sgd; {recipe.base} has its own")
     if recipe.base == "adam":
         return torch.optim.Adam(params, recipe.lr, weight_decay=recipe.weight_decay)
     if recipe.base == "adamw":
@@ -33,4 +33,4 @@ def make_base(recipe: Recipe, params: Iterable[Any]) -> Optimizer:
             continue
         quiet = {"print_change_log": False} if package == "adabelief_pytorch" else {}
         return found(params, lr=recipe.lr, weight_decay=recipe.weight_decay, **quiet)
-    raise LabError("base adabelief comes from another package: pip install timm (or pytorch-optimizer)")
+    raise UserError("base adabelief comes from another package: pip install timm (or pytorch-optimizer)")

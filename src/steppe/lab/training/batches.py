@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ...auxiliary import with_auxiliary
+from ...support.errors import UserError
 from ..data import DataSet, first, load, prepare, subset, with_label_noise
-from ..errors import LabError
 from ..recipe.recipe import Recipe
 
 
@@ -60,7 +60,7 @@ def _data(name: str, share: float, noise: float, hold_out: float, root: Path | N
         rows = torch.randperm(len(data.train), generator=generator_for("hold out"))
         count = round(hold_out * len(rows))
         if not 0 < count < len(rows):
-            raise LabError(f"holding out {hold_out:g} of {len(rows)} training examples leaves none on one side")
+            raise UserError(f"holding out {hold_out:g} of {len(rows)} training examples leaves none on one side")
         train, test = (subset(data.train, part.sort().values) for part in (rows[count:], rows[:count]))
         data = replace(data, name=f"{data.name} without {hold_out:g}", train=train, test=test)
     return data.to(device)
@@ -76,9 +76,9 @@ class Batches:
         self.examples = len(data.train)
         self.steps = self.examples // recipe.batch  # an epoch; all batches are full, the rest waits for another order
         if self.steps == 0:
-            raise LabError(f"batch {recipe.batch} is larger than the {self.examples} training examples")
+            raise UserError(f"batch {recipe.batch} is larger than the {self.examples} training examples")
         if recipe.batch % ranks:
-            raise LabError(f"batch {recipe.batch} cannot be split evenly over {ranks} processes")
+            raise UserError(f"batch {recipe.batch} cannot be split evenly over {ranks} processes")
         self._generator = torch.Generator(device)
         self._fixed: Any = None
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import LabError
+from ...support.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ ALONE = Ranks()
 def join(kind: str, device: str) -> Ranks:
     """Join the other ranks that torchrun has started."""
     if kind not in ("ddp", "fsdp2"):
-        raise LabError(f"--distributed is ddp or fsdp2, not {kind!r}")
+        raise UserError(f"--distributed is ddp or fsdp2, not {kind!r}")
     if "LOCAL_RANK" not in os.environ:
-        raise LabError(f"--distributed {kind} runs under torchrun: torchrun --nproc-per-node 2 -m steppe train ...")
+        raise UserError(f"--distributed {kind} runs under torchrun: torchrun --nproc-per-node 2 -m steppe train ...")
     if not dist.is_initialized():
         if device.startswith("cuda"):
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from ...graphs.capture import capture
 from ...graphs.replayed import Replayed
 from ...optimizer import SharpnessAware
+from ...support.errors import UserError, describe
+from ...support.files import whole_file
 from ..data import DataSet
-from ..errors import LabError, describe
 from ..models import build
 from ..recipe.recipe import Recipe
-from ..records import Record, new_record, now, read_checkpoint, whole_file, write_record, write_weights
+from ..records import Record, new_record, now, read_checkpoint, write_record, write_weights
 from .base_optimizers import make_base
 from .batches import Batches, data_for, default_generator, seed_for
 from .precision import autocast, parameter_dtype, scaler, set_precision
@@ -59,7 +60,7 @@ class Run:
         self.share_of_time = 1.0  # when runs take turns, each is charged its part
         method = recipe.build_method()
         if "lr" in method.needs and (recipe.schedule != "constant" or recipe.warmup):
-            raise LabError(f"{method.name} sets the learning rate itself: give it no schedule and no warm-up")
+            raise UserError(f"{method.name} sets the learning rate itself: give it no schedule and no warm-up")
         set_precision(recipe.precision, self.device)
         self.data = data_for(recipe, data_root, device) if data is None else data
         torch.manual_seed(seed_for(recipe.seed, "weights"))
@@ -214,7 +215,7 @@ class Run:
             raise
         except (RuntimeError, ValueError, KeyError) as error:
             unfit = f"{self.recipe.key}.ckpt in {self.folder} does not fit the model any more"
-            raise LabError(f"{unfit}: delete it to start anew ({describe(error)})") from None
+            raise UserError(f"{unfit}: delete it to start anew ({describe(error)})") from None
         if self.scaler is not None:
             self.scaler.load_state_dict(saved["scaler"])
         kept = ("status", "epochs", "verdict", "started")

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ...lab.errors import LabError
 from ...lab.statistics import mean_of
 from ...methods.gam import transformation
+from ...support.errors import UserError
 from ..claims import NEAR, NOTHING, Contest, Finding, Trend, claims_table, contests, falls_along
 from ..experiment import SETS, Cell, Experiment, trained
 from ..run import Results
@@ -119,7 +119,7 @@ def quadratic(cell: str, scale: str, seed: int) -> dict[str, Any]:
     """Figure 4, as examples/learned_transformation.py does it."""
     path = Path(__file__).parents[3] / "examples" / "learned_transformation.py"
     if not path.exists():
-        raise LabError("s0/fig4 is in examples/learned_transformation.py: run it from the source tree")
+        raise UserError("s0/fig4 is in examples/learned_transformation.py: run it from the source tree")
     spec = importlib.util.spec_from_file_location("learned_transformation", path)
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)

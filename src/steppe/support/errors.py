@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
-class LabError(Exception):
+class UserError(Exception):
     """A mistake in what was asked for. Its text is one line; `steppe` prints it and exits with 2."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> LabError:
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name nobody knows, with the nearest names that exist."""
     known = sorted(known)
     near = difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.5)
     listed = ", ".join(known[:30]) + (f" and {len(known) - 30} more" if len(known) > 30 else "")
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {listed}"
-    return LabError(f"no {kind} {name!r}: {hint}")
+    return UserError(f"no {kind} {name!r}: {hint}")
 
 
 def user_function(kind: str, name: str) -> Callable[..., Any]:
@@ -27,12 +27,12 @@ def user_function(kind: str, name: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise LabError(f"{kind} {name!r}: cannot import {module_name} ({one_line(error)})") from error
+        raise UserError(f"{kind} {name!r}: cannot import {module_name} ({one_line(error)})") from error
     except Exception as error:
-        raise LabError(f"{kind} {name!r}: importing {module_name} failed with {describe(error)}") from error
+        raise UserError(f"{kind} {name!r}: importing {module_name} failed with {describe(error)}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise LabError(f"{kind} {name!r}: {module_name} has no function {function_name!r}")
+        raise UserError(f"{kind} {name!r}: {module_name} has no function {function_name!r}")
     return function
 
 
@@ -41,7 +41,7 @@ def require(module: str, package: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise LabError(f"{what} needs {package}: pip install {package} ({one_line(error)})") from error
+        raise UserError(f"{what} needs {package}: pip install {package} ({one_line(error)})") from error
 
 
 def describe(error: BaseException) -> str:

@@ -1,0 +1,37 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import UserError, one_line
+
+# What the errors of torch and safetensors say when a file cannot be written: neither raises an OSError.
+_NOT_WRITTEN = ("inline_container", "PytorchStreamWriter", "I/O error")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A place to write to; it becomes `path` when all is written, and nothing remains of it otherwise.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with whole_file(folder / "answer.txt") as beside:
+    ...     _ = beside.write_text("42")
+    >>> [path.name for path in folder.iterdir()]
+    ['answer.txt']
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield beside
+        os.replace(beside, path)
+    except Exception as error:
+        if not isinstance(error, OSError) and any(word in str(error) for word in _NOT_WRITTEN):
+            raise UserError(f"{path} cannot be written; is the disk full? ({one_line(error)})") from None
+        raise
+    finally:
+        beside.unlink(missing_ok=True)
