@@ -18,7 +18,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from functools import cache
 from typing import Any
 
 from ..support.student import t_quantile
@@ -405,6 +404,3 @@ def _ratio(one: float | None, other: float | None) -> float | None:
 def _lost(record: Mapping[str, Any]) -> bool:
     final = record.get("final") or {}
     return not any(number(final.get(name)) is not None for name in ("test_accuracy", "test_loss"))
-
-
-@cache
