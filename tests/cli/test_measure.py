@@ -20,7 +20,7 @@ typer = pytest.importorskip("typer", reason="typer is not installed")
 from typer.testing import CliRunner  # noqa: E402
 
 from steppe.cli.measure import register  # noqa: E402
-from steppe.curvature import Hessian, saving  # noqa: E402
+from steppe.curvature import Hessian, checkpoints  # noqa: E402
 
 MODULE = """
 import torch
@@ -137,7 +137,7 @@ class Stopping:
             return multiply(operator, rows)
 
         monkeypatch.setattr(Hessian, "_multiply", stopping)
-        monkeypatch.setattr(saving, "SAVE_EVERY", 0.0)
+        monkeypatch.setattr(checkpoints, "SAVE_EVERY", 0.0)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
@@ -191,9 +191,9 @@ def test_partial_results_that_are_torn_or_of_something_else_are_not_used(run, tm
 
 KILLED = """
 import os, signal, sys, typer
-from steppe.curvature import Hessian, saving
+from steppe.curvature import Hessian, checkpoints
 from steppe.cli.measure import register
-saving.SAVE_EVERY = 0.0
+checkpoints.SAVE_EVERY = 0.0
 multiply, products = Hessian._multiply, [0]
 def until_killed(operator, rows):
     products[0] += len(rows)

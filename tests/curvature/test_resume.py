@@ -18,9 +18,9 @@ from steppe.curvature import (
     Hessian,
     Krylov,
     Scaled,
+    checkpoints,
     eigenvalues,
     frobenius_squared,
-    saving,
     spectrum,
     trace,
 )
@@ -48,7 +48,7 @@ class Interrupted:
 
 @pytest.fixture(autouse=True)
 def save_always(monkeypatch):
-    monkeypatch.setattr(saving, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(checkpoints, "SAVE_EVERY", 0.0)
 
 
 MEASURES = {
@@ -159,8 +159,8 @@ def test_what_has_the_same_size_and_loss_is_not_gone_on_with(tmp_path, other):
 
 SCRIPT = """
 import os, signal, sys, torch, torch.nn.functional as F
-from steppe.curvature import Hessian, saving, trace
-saving.SAVE_EVERY = 0.0
+from steppe.curvature import Hessian, checkpoints, trace
+checkpoints.SAVE_EVERY = 0.0
 torch.set_num_threads(1)
 torch.manual_seed(0)
 x, y = torch.linspace(-1, 1, 40 * 16).sin().reshape(40, 16).double(), torch.arange(40) % 10

@@ -20,12 +20,12 @@ from torch import nn
 from ..curvature import figures
 from ..curvature.density import spectrum
 from ..curvature.eigen import eigenvalues
+from ..curvature.estimates import Estimate, as_json, difference
 from ..curvature.flatness import first_order, surrogate_gap, zeroth_order
 from ..curvature.krylov import Krylov
 from ..curvature.landscape import line, plane
 from ..curvature.objective import Objective
 from ..curvature.operator import Hessian
-from ..curvature.results import Estimate, as_json, difference
 from ..curvature.trace import FEWEST_PRODUCTS, frobenius_squared, trace
 from .resuming import Partial, digest
 

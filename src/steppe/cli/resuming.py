@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from ..curvature import saving
+from ..curvature import checkpoints
 from ..curvature.density import LogDet, Spectrum
 from ..curvature.eigen import Eigenvalues
-from ..curvature.results import Estimate
+from ..curvature.estimates import Estimate
 
 
 class Partial:
@@ -59,7 +59,7 @@ class Partial:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _save(self) -> None:
-        saving.write({"of": self._identity, "done": self._done}, self.folder / "finished.pt")
+        checkpoints.write({"of": self._identity, "done": self._done}, self.folder / "finished.pt")
 
 
 def digest(path: Path) -> str:

@@ -12,13 +12,13 @@
 
 from .density import LogDet, Spectrum, spectrum
 from .eigen import Eigenvalues, eigenvalues
+from .estimates import Estimate, difference
 from .flatness import Extrema, Flatness, SurrogateGap, extrema, first_order, surrogate_gap, transformed, zeroth_order
 from .krylov import Krylov
 from .landscape import Line, Plane, along_trajectory, line, plane, random_direction
 from .monitor import Monitor, Record
 from .objective import Objective
 from .operator import GaussNewton, Hessian, Scaled
-from .results import Estimate, difference
 from .sharpness import Measure, sharpness
 from .trace import frobenius_squared, trace
 

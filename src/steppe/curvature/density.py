@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .estimates import Estimate
 from .krylov import Krylov
 from .progress import Progress
-from .results import Estimate
 
 _EIGENVECTOR = 1e-3  # residual/gap, the sine of the angle to the eigenvector, below which a Ritz vector counts as one
 

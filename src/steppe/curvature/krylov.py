@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from .saving import Checkpoint, mark_of
+from .checkpoints import Checkpoint, mark_of
 
 Which: TypeAlias = Literal["top", "bottom", "magnitude"]
 _BESIDES = 2  # Ritz vectors that a restart keeps besides the wanted ones: those next to them decide how fast it goes

@@ -31,8 +31,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..engine.isolation import Snapshot
 from ..vector import Space, Vector
-from .data import Data, count, length
-from .selection import Selection, require_measurable, select
+from .batches import Data, count, length
+from .parameters import Selection, require_measurable, select
 
 Mode: TypeAlias = Literal["eval", "batch", "train", "as-is"]
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..vector import Vector
 from .objective import Objective
+from .parameters import Selection
 from .products import (
     Product,
     central_difference,
@@ -28,7 +29,6 @@ from .products import (
     saved_bytes,
     undifferentiable,
 )
-from .selection import Selection
 
 Way: TypeAlias = Literal["auto", "graph", "fresh", "forward", "difference"]
 _WAYS = ("auto", "graph", "fresh", "forward", "difference")

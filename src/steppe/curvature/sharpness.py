@@ -20,10 +20,10 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from .estimates import Estimate
 from .objective import Objective
 from .operator import Hessian
 from .progress import Progress
-from .results import Estimate
 
 # A measure to draw from: how many vectors, of what size, with which generator -> one vector a row
 Draw: TypeAlias = Callable[[int, int, torch.Generator], Tensor]

@@ -26,10 +26,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from .checkpoints import Checkpoint, mark_of
+from .estimates import Estimate, mean_and_error
 from .krylov import Krylov, random_signs
 from .progress import Progress
-from .results import Estimate, mean_and_error
-from .saving import Checkpoint, mark_of
 
 TraceMethod: TypeAlias = Literal["krylov", "hutchinson", "hutch++", "xtrace"]
 FrobeniusMethod: TypeAlias = Literal["krylov", "hutchinson"]
