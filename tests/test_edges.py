@@ -31,7 +31,7 @@ def quartic(p: Tensor) -> Tensor:
 @pytest.mark.parametrize("method", [SASAM(), SASGD(), SASAM(published=True)], ids=["sam", "sgd", "published"])
 @pytest.mark.parametrize("without", [0, 1, 2])
 def test_a_step_without_a_gradient_leaves_sa_sam_as_it_is(method, without):
-    """Nothing bounds the learning rate in the first two, so it stays; later, or as published, it grows as ever."""
+    """Nothing bounds the learning rate in the first two, so it stays; later, or as published, it grows as usual."""
     p = weights(0.7, -0.4)
     opt = SharpnessAware(SGD([p], lr=0.01), method)
     for step in range(6):

@@ -12,10 +12,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import steppe
 from steppe import FSAM, GAM, HERE, SAM, SASAM, Every, Look, LookSAM, SharpnessAware, ascent
-from steppe.engine.state import Store
-from steppe.graphs.recorder import pin
+from steppe.engine.groups import SEED, STEP
+from steppe.engine.state import MethodState
 from steppe.method import Context
-from steppe.optimizer import SEED, STEP
 from steppe.vector import Space, Vector
 
 DOUBLE = torch.float64
@@ -278,7 +277,7 @@ def test_metrics_are_not_written_over_where_memory_stays_in_place():
     logged, values = [], []
     for step in range(6):
         if step == 3:
-            pin(opt)  # as the first recording does
+            opt.prepare_recording()
         opt.step(lambda: quartic(p))
         logged.append(opt.metrics["eta"])
         values.append(opt.metrics["eta"].item())
@@ -289,7 +288,7 @@ def test_metrics_are_not_written_over_where_memory_stays_in_place():
 def test_a_memory_may_be_handed_on_from_name_to_name(pinned):
     """Where values stay in place, as recorded programs need it, none is written over before it is read."""
     p = weights(0.5)
-    store, space = Store(), Space([p])
+    store, space = MethodState(), Space([p])
     store.pinned = pinned
     for value in (1.0, 2.0, 3.0):
         memory = store.recall(space) if value > 1 else {}

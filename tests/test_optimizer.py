@@ -251,8 +251,8 @@ def test_memory_keeps_its_own_precision():
     with pytest.warns(UserWarning, match="half-precision"):
         opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), Remembering(), model)
     params = list(model.parameters())
-    opt._store.prepare(opt.method, opt._space())
-    opt._store.keep(params, {"m": steppe.Vector([torch.full(p.shape, 1 + 2**-20) for p in params])})
+    opt._memory.prepare(opt.method, opt._space())
+    opt._memory.keep(params, {"m": steppe.Vector([torch.full(p.shape, 1 + 2**-20) for p in params])})
     opt.load_state_dict(opt.state_dict())
     assert opt.state_dict()["state"][0]["steppe.m"][0, 0] == 1 + 2**-20
 
@@ -298,7 +298,7 @@ def test_memory_goes_where_the_parameters_are():
     there = seeded(problems.mlp).to("meta")
     other = SharpnessAware(sgd(there), steppe.GAM(), there)
     other.load_state_dict(saved)
-    memory = other._store.recall(other._space())
+    memory = other._memory.recall(other._space())
     assert memory["gamma"].shape == (2,)
     assert {name: value.device.type for name, value in memory.items()} == {
         "gamma": "meta", "gamma.exp_avg": "meta", "gamma.exp_avg_sq": "meta", "gamma.step": "cpu",
@@ -452,15 +452,15 @@ def test_kept_gradients_are_not_those_that_clipping_changes():
 
 @pytest.mark.parametrize("method", [steppe.WSAM(), steppe.GAM(), Remembering(), SAM()], ids=lambda m: m.name)
 def test_a_step_lets_go_of_all_it_held(method, monkeypatch):
-    """A circle of references would keep vectors as large as the model until the garbage collector comes."""
+    """A reference cycle would keep vectors as large as the model until garbage collection."""
     contexts = []
-    init = steppe.engine.looks.Walk.__init__
+    init = steppe.engine.looks.LookRunner.__init__
 
-    def noting(self, *args):
-        init(self, *args)
+    def noting(self, *args, **settings):
+        init(self, *args, **settings)
         contexts.append(weakref.ref(self.ctx))
 
-    monkeypatch.setattr(steppe.engine.looks.Walk, "__init__", noting)
+    monkeypatch.setattr(steppe.engine.looks.LookRunner, "__init__", noting)
     model, opt = make(method)
     gc.disable()
     try:

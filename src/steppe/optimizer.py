@@ -1,36 +1,33 @@
 """The optimizer that drives every method.
 
-It moves the weights to where the method looks, collects loss and gradient, brings the weights back exactly
-(copied, never subtracted), and leaves the method's direction in ``p.grad`` for any base optimizer to use.
-There are two halves, `passes` (or `gradient`, which runs closures in them) and `step`; what a trainer does
-between backward and step (unscale, clip, log, skip) stays where it always was.
+It moves the weights to where the method looks, collects loss and gradient, restores the weights exactly (copied, never
+subtracted), and leaves the method's direction in ``p.grad`` for any base optimizer to use. There are two halves,
+`passes` (or `gradient`, which runs closures in them) and `step`; what a trainer does between backward and step
+(unscale, clip, log, skip) stays where it is.
 """
 
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Callable, Generator
-from operator import index
-from typing import Any, Literal
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from .engine import checks, replicas
+from .engine import checks
 from .engine.closures import Closures, evaluate, hessian_product
-from .engine.isolation import Quiet
-from .engine.looks import Pass, Scale, Walk
-from .engine.random_vectors import Draws, Generators
-from .engine.state import Store
+from .engine.groups import Groups
+from .engine.looks import Pass, Products, Surroundings
+from .engine.random_vectors import Draws, seed_of
+from .engine.state import MethodState
+from .engine.step import Outcome, Phase, Step
 from .method import Context, Method
-from .methods import by_name
-from .vector import Each, Space, Vector, same
-
-STEP, SEED = "steppe_step", "steppe_seed"  # keys in param_groups[0]: there they survive every kind of checkpoint
-_OWN = (SEED, "rho", "perturb", "adaptive")  # keys of ours in any group
+from .methods.registry import by_name
+from .vector import Each, Space, same
 
 
 class SharpnessAware(Optimizer):
@@ -39,12 +36,12 @@ class SharpnessAware(Optimizer):
     Args:
         base: any `torch.optim.Optimizer` that minimises from one gradient. It stays the owner of parameter groups and
             state. A group may carry ``rho`` (overrides the method's; not with a base that has a ``rho`` of its own,
-            such as Adadelta), ``perturb=False`` (its weights are never moved by a look, and do not count in norms of
-            perturbations) and ``adaptive=False`` (adaptive methods treat its weights as if of size one).
+            such as Adadelta), ``perturb=False`` (no look moves its weights, and norms of perturbations leave them
+            out) and ``adaptive=False`` (adaptive methods treat its weights as if they were of size one).
         method: for example ``SAM(rho=0.05)``.
-        model: the module that is called in training, as wrapped by DDP or FSDP2. It is how buffers (BatchNorm
-            statistics), modes and gathered shards are kept right in the extra looks. Leave it out only if the
-            model has no buffers and no shards.
+        model: the module that is called in training, as wrapped by DDP or FSDP2. It is needed to restore buffers
+            (BatchNorm statistics), modes and shards in the extra looks. Leave it out only if the model has neither
+            buffers nor shards.
         local: under DDP, let every rank look around on its own batch alone and average only the directions
             ("m-sharpness": what the SAM and GSAM papers did). Saves all all-reduces but one. What a method
             remembers is then each rank's own.
@@ -65,46 +62,31 @@ class SharpnessAware(Optimizer):
         model: nn.Module | None = None,
         *,
         local: bool = False,
-        hvp: Literal["forward", "central", "exact"] = "forward",
+        hvp: Products = "forward",
         seed: int = 0,
     ):
         checks.check_settings(base, method, model, local, hvp, SharpnessAware)
-        self.base, self.method, self.model, self.local, self.hvp = base, method, model, local, hvp
+        self.base, self.method, self.model, self.local = base, method, model, local
+        self.hvp: Products = hvp
         self.metrics: dict[str, Any] = {}
-        self._store = Store()
-        self._pending: tuple[Space, Context] | None = None  # a direction waits in p.grad; this is what it came from
-        self._open: weakref.ref[Any] | None = None  # the looks under way
-        self._quiet: Any = None  # Quiet, kept between steps for its memory
-        self._begun = False
-        self._room: Vector | None = None  # memory for a copy of the weights, likewise
-        self._generators: Generators = {}  # of the method's draws, likewise
-        self._space_before: Space | None = None  # the last step's, likewise
-        self._method_before: Method | None = None  # whose memory was made
+        self.under_way = Step()
+        self._memory = MethodState()
         self._lr_set: Any = None  # the learning rate the method has set
         self._scaler_steps = False  # a GradScaler is calling
         Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
-        for group in self.param_groups:
-            checks.check_group(group)
-        self._first_before = self.param_groups[0]  # holds the step count and the seed
-        self._first_before.setdefault(STEP, 0)
-        self._first_before.setdefault(SEED, index(seed))  # a plain int: numpy's overflow, and are not loaded safely
+        self._groups = Groups(base, seed)
 
     # The base owns parameter groups, state and defaults
 
     param_groups: Any = property(lambda s: s.base.param_groups, lambda s, v: setattr(s.base, "param_groups", v))
-    state: Any = property(lambda s: s._store.joined(s.base.state), lambda s, v: setattr(s.base, "state", v))
+    state: Any = property(lambda s: s._memory.joined(s.base.state), lambda s, v: setattr(s.base, "state", v))
     defaults: Any = property(lambda s: s.base.defaults, lambda s, v: setattr(s.base, "defaults", v))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the base optimizer."""
-        self.base.add_param_group(param_group)
-        try:
-            checks.check_group(self.param_groups[-1])
-        except Exception:
-            del self.param_groups[-1]
-            raise
+        added = self._groups.add(param_group)
         if "lr" in self.method.needs and self.steps > 0:  # the method's, for all groups
-            self.param_groups[-1]["lr"] = self.param_groups[0]["lr"]
+            added["lr"] = self.param_groups[0]["lr"]
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -115,15 +97,7 @@ class SharpnessAware(Optimizer):
     @property
     def steps(self) -> int:
         """Steps taken so far; a step that a GradScaler skipped does not count."""
-        return self._first().setdefault(STEP, 0)
-
-    def _first(self) -> dict[str, Any]:
-        """The first group. If it is another one than before (groups may be removed), it takes our keys over."""
-        first, before = self.param_groups[0], self._first_before
-        if first is not before:
-            first.update({key: before.pop(key) for key in (STEP, SEED) if key in before and key not in first})
-            self._first_before = first
-        return first
+        return self._groups.steps
 
     # First half: look around, leave the direction in p.grad
 
@@ -131,8 +105,8 @@ class SharpnessAware(Optimizer):
         """Run a training loop's forward and backward as often as the method needs.
 
         The body of the loop computes the loss and calls backward, once or (accumulation) several times. After
-        the loop ``p.grad`` holds the direction; unscale, clip and call `step` as ever. With fp16, give the
-        scaler. Leaving the loop early puts everything back as it was before.
+        the loop ``p.grad`` holds the direction; unscale, clip and call `step` as usual. With fp16, give the
+        scaler. Leaving the loop early restores everything.
 
             for look in opt.passes(scaler):
                 with torch.autocast("cuda", torch.float16):
@@ -147,7 +121,7 @@ class SharpnessAware(Optimizer):
         A method that looks at a second batch says so in ``look.batch``; one that needs the loss is told it by
         ``look.report(loss)``.
         """
-        self._close()
+        self.under_way.close()
         space = self._space()
         self._refuse_leftovers(space)
         if self.hvp == "exact" and "hvp" in self.method.needs:
@@ -177,7 +151,7 @@ class SharpnessAware(Optimizer):
         With ``first_done=True`` the gradient at w is in ``p.grad`` already (a framework accumulated it; call
         `begin` before it does, so that dropout can be replayed) and the closure runs in the extra looks only.
         """
-        self._close()
+        self.under_way.close()
         space = self._space()
         if not first_done:
             self._refuse_leftovers(space)
@@ -189,14 +163,7 @@ class SharpnessAware(Optimizer):
             for look in looks:
                 if first_done and look.index == 0:
                     continue
-                closures = batches[look.batch]
-                if closures is None:
-                    raise RuntimeError(
-                        f"{self.method.name} looks at a batch called {look.batch!r}: give step or gradient "
-                        f"{look.batch}=, its closure"
-                    )
-                if look.sample is not None:
-                    closures = lambda f=closures, i=look.sample: f(i)  # noqa: E731
+                closures = self._closures_for(look, batches)
                 if look.product is not None:
                     hessian_product(closures, look, space.params, self.model)
                 else:
@@ -205,73 +172,47 @@ class SharpnessAware(Optimizer):
                     first_loss = look.loss
         return first_loss
 
+    def _closures_for(self, look: Pass, batches: dict[str, Any]) -> Closures:
+        closures = batches[look.batch]
+        if closures is None:
+            raise RuntimeError(
+                f"{self.method.name} looks at a batch called {look.batch!r}: give step or gradient "
+                f"{look.batch}=, its closure"
+            )
+        return closures if look.sample is None else lambda: closures(look.sample)
+
     def _refuse_leftovers(self, space: Space) -> None:
-        if self._pending is None:  # else a direction that nothing stepped along: a GradScaler skipped the step
+        if self.under_way.ready is None:  # else a direction that no step used: a GradScaler skipped the step
             checks.refuse_leftover_gradients(space.params)
 
     def begin(self) -> None:
         """Call before a pass that a framework runs itself, when ``gradient(..., first_done=True)`` will follow."""
-        self._begin(self._trainable())
-        self._begun = True
+        self.under_way.begin(self.model, self._groups.trainable(), self.method)
 
-    def _begin(self, params: list[Tensor]) -> None:
-        torch.clear_autocast_cache()  # autocast around a whole loop remembers the weights of the step before
-        self._quiet = Quiet(self.model, params) if self._quiet is None else self._quiet.again(self.model, params)
+    def abandon(self) -> None:
+        """Give up the step under way: restores the weights, keeps what the first look did to buffers and random state.
+
+        For trainers that run a pass and then go on without a step. Leaving the loop over `passes` restores those too.
+        """
+        self.under_way.abandon()
 
     def _start(self, space: Space, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
-        self._pending, self._scaler_steps = None, False
-        run = self._run(space, scaler, first_done)
-        self._open = weakref.ref(run)  # weak: a loop that is left early must end, and restore, at once
-        return run
+        self._scaler_steps = False
+        return self.under_way.track(self._looks(space, scaler, first_done))
 
-    def _run(self, space: Space, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
-        """One step's looks, and what they led to."""
-        walk = self._walk(space, None if scaler is None else Scale(scaler, space.pieces()[0].device), first_done)
-        direction = yield from walk.passes(first_done)
-        if walk.home is not None:
-            self._room = walk.home
-        self._leave(direction, walk)
-
-    def _walk(self, space: Space, scale: Scale | None, first_done: bool) -> Walk:
+    def _looks(self, space: Space, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
+        """One step's looks."""
         ctx = self._context(space)
-        if not (first_done and self._begun):
-            self._begin(space.params)
-        self._begun = False
-        ours = "rho" not in self.defaults  # else it is the base's own: Adadelta has one
-        group_rho = self._by_group("rho") if ours and any("rho" in group for group in self.param_groups) else None
-        method = self.method.at(ctx.step, ctx.lr, group_rho)
-        return Walk(method, space, ctx, self._quiet, self.model, scale, self.local, self.hvp, self._room)
+        method = self.method.at(ctx.step, ctx.lr, self._groups.rho())
+        around = Surroundings(self.model, self.local, self.hvp)
+        yield from self.under_way.run(method, space, ctx, around, scaler, first_done)
 
     def _context(self, space: Space) -> Context:
-        group = self._first()
         if "lr" in self.method.needs:
             checks.check_lr(self.method, self.param_groups, self._lr_set)
-        draws = Draws(space, group.setdefault(SEED, 0), self.steps, self._generators)
-        return Context(self.steps, group.get("lr"), space.live, draws, self._store.recall(space))
-
-    def _leave(self, direction: Any, walk: Walk) -> None:
-        """Put the direction into p.grad, apart from anything the method keeps: others will change it in place."""
-        if not isinstance(direction, Vector):
-            raise TypeError(f"{self.method.name}.looks must return a Vector, not {direction!r}")
-        ctx, used = walk.ctx, walk.used
-        values = (*ctx.memory.values(), *ctx.remembered.values(), *ctx.wishes.values())
-        kept = {id(t) for value in values if isinstance(value, Vector) for t in value.tensors}
-        with torch.no_grad():
-            if kept and any(id(t) in kept for t in direction.tensors):
-                direction = direction.clone()
-            if kept and self._room is not None and any(id(t) in kept for t in self._room.tensors):
-                self._room = None  # the method remembers the weights: their memory is its own now
-            if self.local:
-                replicas.average_(direction.tensors, self.model)
-                used = replicas.used_anywhere(used, self.model)
-                for name, wish in ctx.wishes.items():
-                    ctx.wishes[name] = wish = wish.clone()
-                    replicas.average_(wish.tensors if isinstance(wish, Vector) else [wish], self.model)
-            if walk.scale is not None:
-                walk.scale.put_back(direction)
-        for p, grad, has in zip(walk.space.params, walk.space.wrap(direction), used, strict=True):
-            p.grad = grad if has else None  # no look saw a gradient: the base must not touch the parameter
-        self._pending = walk.space, ctx
+        draws = Draws(space, self._groups.seed, self.steps, self.under_way.generators)
+        lr = self._groups.first().get("lr")
+        return Context(self.steps, lr, space.live, draws, self._memory.recall(space))
 
     # Second half: step
 
@@ -290,9 +231,9 @@ class SharpnessAware(Optimizer):
     def _step(self, closure: Closures | None = None, **batches: Any) -> Any:
         if batches.get("scaler") is not None:
             raise TypeError("step takes no scaler: call opt.gradient(closure, scaler=scaler), then scaler.step(opt)")
-        self._close()
+        self.under_way.close()
         loss, by_scaler, self._scaler_steps = None, self._scaler_steps, False
-        if closure is not None and self._pending is None:
+        if closure is not None and self.under_way.ready is None:
             if by_scaler:
                 raise RuntimeError(
                     "scaler.step(opt, closure) would step along scaled gradients: call opt.gradient(closure, "
@@ -303,23 +244,31 @@ class SharpnessAware(Optimizer):
         elif callable(closure):
             with torch.enable_grad():
                 loss = closure()
-        if self._pending is None:
+        ready = self.under_way.take()
+        if ready is None:
             return self._make_state()
-        (space, ctx), self._pending = self._pending, None
-        if not same(self._trainable(), space.params):
+        space, ctx = ready.space, ready.ctx
+        if not same(self._groups.trainable(), space.params):
             raise RuntimeError("the base optimizer's parameters changed between looking around and step()")
         if "lr" in ctx.wishes:
             self._set_lr(ctx.wishes["lr"])
         self.base.step()
         if "aside" in ctx.wishes:
             with torch.no_grad():
-                lr = Each(self._by_group("lr"))
+                lr = Each(self._groups.by_parameter("lr"))
                 space.live().add_(-1.0 * (lr * ctx.wishes["aside"]))
-        self._store.keep(space.params, ctx.remembered)
-        self.metrics = ctx.metrics
-        self.param_groups[0][STEP] = self.steps + 1
+        self._memory.keep(space.params, ctx.remembered)
         checks.mark_used(space.params)
+        if self.under_way.recording:
+            self.under_way.recorded_metrics = ctx.metrics
+        else:
+            self._count(ctx.metrics)
         return loss
+
+    def _count(self, metrics: dict[str, Any]) -> None:
+        """A step was taken."""
+        self.metrics = metrics
+        self._groups.count_step()
 
     def _step_with_hooks(self, *args: Any, **kwargs: Any) -> Any:
         """With this optimizer's own hooks, as torch runs them; those for all optimizers run around the base's step."""
@@ -350,9 +299,57 @@ class SharpnessAware(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and with them a direction that was not stepped along."""
         self.base.zero_grad(set_to_none=set_to_none)
-        if self._open is None or self._open() is None:  # a closure may call this during a look
-            self._pending = None
-            checks.mark_used(self._trainable())
+        if self.under_way.phase is not Phase.LOOKING:  # a closure may call this during a look
+            self.under_way.take()
+            checks.mark_used(self._groups.trainable())
+
+    # Recorded steps: see graphs.capture
+
+    def prepare_recording(self) -> list[torch.Generator]:
+        """Before a CUDA graph records a step: from now on the method's memory stays where it is.
+
+        Returns the generators of the method's random vectors, which the graph has to know.
+        """
+        self._space()  # makes the memory, if no step has yet
+        self._memory.pin()
+        return self.seed_generators()
+
+    def seed_generators(self) -> list[torch.Generator]:
+        """Seed the generators of the method's random vectors for the coming step."""
+        seed = seed_of(self._groups.seed, self.steps)
+        return [generator.manual_seed(seed) for generator in self.under_way.generators.values()]
+
+    @contextlib.contextmanager
+    def recording(self, look_states: list[torch.Generator]) -> Iterator[None]:
+        """While a CUDA graph records a step: it is not counted, and each look draws from a random state of its own."""
+        self.under_way.draw_looks_from(look_states)
+        self.under_way.recording = True
+        try:
+            yield
+        finally:
+            self.under_way.recording = False
+            self.under_way.draw_looks_from([])
+
+    def recorded(self) -> Outcome:
+        """After recording: what the step, or its looks alone, left behind in Python."""
+        params, ready = self._groups.trainable(), self.under_way.ready
+        metrics = self.under_way.recorded_metrics if ready is None else ready.ctx.metrics
+        lrs = [group["lr"] for group in self.param_groups] if "lr" in self.method.needs else None
+        return Outcome(params, [p.grad for p in params], ready, metrics, lrs)
+
+    def replayed(self, outcome: Outcome, metrics: dict[str, Any]) -> None:
+        """After the device has replayed a recorded step: be as if it had run here, with these metrics."""
+        for p, grad in zip(outcome.params, outcome.grads, strict=True):
+            p.grad = grad
+        if outcome.ready is not None:
+            ready = outcome.ready
+            self.under_way.resume(replace(ready, ctx=replace(ready.ctx, metrics=metrics)))
+            return
+        if outcome.lrs is not None:
+            self._lr_set = outcome.lrs[0]
+            for group, lr in zip(self.param_groups, outcome.lrs, strict=True):
+                group["lr"] = lr
+        self._count(metrics)
 
     # Checkpoints
 
@@ -360,8 +357,8 @@ class SharpnessAware(Optimizer):
         """The base optimizer's state, with the method's memory inside."""
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        self._first()
-        state_dict = self._store.save(self.base.state_dict(), self._all_params())
+        self._groups.first()
+        state_dict = self._memory.save(self.base.state_dict(), self._groups.all_params())
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             state_dict = post_hook(self, state_dict) or state_dict
         return state_dict
@@ -370,16 +367,12 @@ class SharpnessAware(Optimizer):
         """Load a state_dict of this class, or of the plain base optimizer."""
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
-        ours = [key for key in _OWN if key not in self.defaults]
-        own = [{key: group[key] for key in ours if key in group} for group in self.param_groups]
-        store = Store(self._store.pinned)
-        self.base.load_state_dict(store.load(state_dict, self._all_params()))
-        self._store = store  # only now: the base may have refused
-        if STEP not in self.param_groups[0]:  # the base's own checkpoint, which knows nothing of these
-            for group, kept in zip(self.param_groups, own, strict=True):
-                group.update(kept)
-            self.param_groups[0][STEP] = 0
-        self._pending, self._lr_set, self._space_before = None, None, None
+        settings = self._groups.own_settings()
+        memory = MethodState(self._memory.pinned)
+        self.base.load_state_dict(memory.load(state_dict, self._groups.all_params()))
+        self._memory = memory  # only now: the base may have refused
+        self._groups.restore_own(settings)
+        self.under_way, self._lr_set = Step(), None
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
@@ -388,46 +381,21 @@ class SharpnessAware(Optimizer):
         gone = ("step", "_opt_called")
         state = {k: v for k, v in self.__dict__.items() if k not in gone and not k.startswith("_optimizer_")}
         # A step under way belongs to this object alone; and a copy has another object for the learning rate.
-        own = ("_open", "_quiet", "_room", "_space_before", "_pending", "_lr_set")
-        return {**state, **dict.fromkeys(own), "_begun": False, "_generators": {}}
+        return {**state, "under_way": Step(), "_lr_set": None}
 
     def __repr__(self) -> str:
         return f"SharpnessAware(method={self.method!r}, base={self.base!r})"
 
-    # Parameters and their gradients
-
-    def _all_params(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
-
-    def _trainable(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-
     def _space(self) -> Space:
-        params = self._trainable()
+        """The space of the trainable parameters, with the method's memory prepared for it."""
+        params = self._groups.trainable()
         if not params:
             raise RuntimeError("the base optimizer has no parameter that requires a gradient")
-        special = any("perturb" in group or "adaptive" in group for group in self.param_groups)
-        flags = (self._by_group("perturb", True), self._by_group("adaptive", True)) if special else (None, None)
-        space = self._space_before
-        if space is None or not space.fits(params, *flags):
-            space, self._method_before, self._room = Space(params, *flags), None, None
-            self._space_before = space
-            checks.drop_used(self._all_params())
-        if self.method is not self._method_before:
-            self._store.prepare(self.method, space)
-            self._method_before = self.method
+        before, space = self.under_way.space, self.under_way.space_for(params, *self._groups.flags())
+        if space is not before:
+            checks.drop_used(self._groups.all_params())
+        self._memory.prepare(self.method, space)
         return space
-
-    def _by_group(self, key: str, default: Any = None) -> list[Any]:
-        """What each trainable parameter's group says."""
-        return [g.get(key, default) for g in self.param_groups for p in g["params"] if p.requires_grad]
-
-    def _close(self) -> None:
-        """End a loop over `passes` that is still under way, as if it had been left."""
-        run = None if self._open is None else self._open()
-        if run is not None and not run.gi_running:
-            run.close()
-        self._open = None
 
 
 def wrap(base: Optimizer, method: str | Method, model: nn.Module | None = None, **settings: Any) -> SharpnessAware:

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_map
 import steppe
 from helpers import problems
 from helpers.problems import everything, same, seeded
-from steppe.graphs.capture import _Live
-from steppe.graphs.replayed import uncollected
+from steppe.graphs.recorder import LiveNumbers
+from steppe.graphs.replayed import no_garbage_collection
 
 VARIANTS = problems.all_variants()
 every_variant = pytest.mark.parametrize("method", VARIANTS, ids=problems.ids(VARIANTS))
@@ -124,7 +124,7 @@ class _Ahead(steppe.Method):
 def test_a_recorded_schedule_is_known_by_any_spelling():
     """What a recorded step reads is written anew in every step, not the number that it had while recording."""
     _, opt = make(_Ahead(rho=lambda step, lr: 10 * lr), "cpu")
-    live = _Live(opt, opt.method, whole=False)
+    live = LiveNumbers(opt, opt.method, whole=False)
     rho = live._method.at(0, 0.05).rho
     assert rho.item() == 0.5
     opt.param_groups[0]["lr"] = 0.025
@@ -279,7 +279,7 @@ def steppe_distance(a, b):
 @pytest.mark.cuda
 @pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
 def test_bases(base, exact):
-    """Adam, AdamW and RMSprop whole; Adagrad's own step runs as ever."""
+    """Adam, AdamW and RMSprop whole; Adagrad's own step runs eagerly."""
     method, days = steppe.GSAM(), data("cuda", 30)
     # Small gradients over small eps would magnify the rounding of the learning rate, a float32 when recorded.
     settings = {"capturable": True, "eps": 1e-2} if base is torch.optim.RMSprop else {}
@@ -376,7 +376,7 @@ def test_fp16_scaler_skips_and_goes_on(exact):
                 opt.zero_grad()
         assert opt.steps == 19
         ends.append([t for n, t in model.state_dict().items() if "running" not in n])  # the infinite batch is in those
-    assert step.how.startswith("replayed") and "as ever" in step.how
+    assert step.how.startswith("replayed") and "eagerly" in step.how
     assert same(*ends)
 
 
@@ -438,12 +438,12 @@ def test_a_captured_step_is_freed_when_it_is_let_go():
 
 def test_nothing_is_collected_while_recording():
     assert gc.isenabled()
-    with uncollected():
+    with no_garbage_collection():
         assert not gc.isenabled()
     assert gc.isenabled()
     gc.disable()
     try:
-        with uncollected():
+        with no_garbage_collection():
             pass
         assert not gc.isenabled()  # as it was
     finally:
@@ -458,7 +458,7 @@ def test_hooks_still_run(exact):
     step = steppe.capture(loss_of(model), opt)
     for day in data("cuda", 6):
         step(*day.main)
-    assert len(calls) == 6 and "base optimizer's step runs as ever" in step.how
+    assert len(calls) == 6 and "base optimizer's step runs eagerly" in step.how
 
 
 @pytest.mark.cuda
@@ -482,7 +482,7 @@ def test_what_cannot_be_recorded_says_so_and_runs_as_ever(exact):
             else:
                 step(*day.main)
         ends.append(everything(model)[:-1])
-    assert step.how.startswith("as ever: recording failed")
+    assert step.how.startswith("eager: recording failed")
     assert same(*ends)
 
 
@@ -518,8 +518,8 @@ def test_learning_rates_are_where_fused_kernels_read_them_whatever_the_default_d
     torch.set_default_dtype(torch.float64)
     try:
         opt = steppe.SharpnessAware(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), steppe.SAM())
-        live = _Live(opt, opt.method, whole=True)
-        with live.numbers():
+        live = LiveNumbers(opt, opt.method, whole=True)
+        with live.in_use():
             assert opt.param_groups[0]["lr"].dtype is torch.float32
     finally:
         torch.set_default_dtype(before)

@@ -1,11 +1,10 @@
-"""What the extra looks of a step must not disturb.
+"""What the extra looks of a step must not disturb: buffers, random state, modes, other optimizers' gradients.
 
-Plain training does one forward pass a step. It moves BatchNorm's statistics and every other buffer once, and
-draws random numbers once. A step with several looks must leave exactly that behind, and every look must see
-what the first one saw: the same dropout masks, the same buffers. It must also see the weights as they are
-*now*, not as autocast or FSDP2 remember them. Saving and putting back is the one construct that is right for
-all kinds of buffers, changes no attribute of a module (so `torch.compile` has nothing to recompile) and needs
-no knowledge of layers.
+Plain training runs one forward pass a step. It updates BatchNorm's statistics and every other buffer once, and draws
+random numbers once. A step with several looks must leave exactly that behind, and every look must see what the first
+one saw: the same dropout masks, the same buffers. It must also see the weights as they are *now*, not cached copies of
+autocast or FSDP2. Saving and restoring is right for all kinds of buffers, changes no attribute of a module (so
+`torch.compile` has nothing to recompile) and needs no knowledge of layers.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ class Snapshot:
     def __init__(self, modules: Sequence[nn.Module], devices: Iterable[torch.device], more: Sequence[Tensor] = ()):
         self._modules = modules
         self._params = [p for module in modules for p in module._parameters.values() if p is not None]
-        # By place and not only by value: a forward may put another tensor where a buffer was.
+        # The dictionaries of buffers, not only their values: a forward may replace a buffer by another tensor.
         self._places = [module._buffers for module in modules]
         self._named = [dict(place) for place in self._places]
         self._buffers = _all_values(self._places)
         present = [buffer for buffer in self._buffers if buffer is not None]
         self._pairs = _by_kind([_as_bits(local(tensor.detach())) for tensor in (*present, *more)])
-        # And by address: it may give a buffer other memory (`buffer.data = ...`, `resize_`).
+        # And their addresses: a forward may give a buffer other memory (`buffer.data = ...`, `resize_`).
         self._strided = [buffer for buffer in present if type(buffer) is Tensor and buffer.layout is torch.strided]
         self._memory = [buffer.detach() for buffer in self._strided]
         self._addresses = [buffer.data_ptr() for buffer in self._strided]
@@ -45,17 +44,17 @@ class Snapshot:
         self.take()
 
     def take(self) -> None:
-        """Remember how things are now."""
+        """Save the present state."""
         self._modes = [module.training for module in self._modules]
         self._trainable = [p.requires_grad for p in self._params]
         for sources, values in self._pairs:
             torch._foreach_copy_(values, sources)
-        # A program that is being recorded has, on its device, a random state for each look instead: see Quiet.spare.
+        # A step that is being recorded has one random state for each look on its device: see Isolation.look_states.
         known = self._random_states[:1] if _recording(self._devices) else self._random_states
         self._random = [(write, read()) for read, write in known]
 
     def restore(self) -> None:
-        """Make everything as it was when the snapshot was taken."""
+        """Restore the saved state."""
         if not self.fits():
             for place, buffers in zip(self._places, self._named, strict=True):
                 place.clear()
@@ -80,21 +79,21 @@ class Snapshot:
         return same_tensors and [buffer.data_ptr() for buffer in self._strided] == self._addresses
 
 
-class Quiet:
-    """Keeps one step's looks from disturbing anything: the state before the first look, and after it."""
+class Isolation:
+    """Isolates a step's extra looks: restores the state before the first look, and at the end the state after it."""
 
     def __init__(self, model: nn.Module | None, params: list[Tensor], moving: Sequence[Tensor] = ()):
         self._model, self._params = model, params
-        self._moving = list(moving)  # parameters of others that a forward changes: it averages them, say
+        self._moving = list(moving)  # parameters of others that a forward changes, for example averages them
         self._modules = [] if model is None else list(model.modules())
         self._branches = [module._modules for module in self._modules]
-        self._children = _all_values(self._branches)  # as long as they are the same, so is the tree of modules
+        self._children = _all_values(self._branches)  # while these are the same objects, so is the tree of modules
         self._devices = sorted({p.device for p in params}, key=str)
         self._sharded = [m for m in self._modules if fully_sharded(m)]
         self._before = Snapshot(self._modules, self._devices, self._moving)
         self._after: Snapshot | None = None
         self._looked = False  # whether the state after the first look is known
-        # Parameters of the model that are another optimizer's: extra looks must not add to their gradients.
+        # Parameters of the model that belong to another optimizer: extra looks must not add to their gradients.
         ours = {id(p) for p in params}
         everyones = (p for m in self._modules for p in m._parameters.values() if p is not None)
         self._others = list({id(p): p for p in everyones if id(p) not in ours}.values())
@@ -102,21 +101,21 @@ class Quiet:
         self._versions = [p._version for p in self._others]
         self._found: list[tuple[Tensor, Tensor]] = []  # those that the first look changed unexpectedly, and to what
         self.precision = Precision(model, self._modules, params)
-        # While a CUDA graph is recorded: a random state for each look, all starting from where the first does.
-        self.spare: list[torch.Generator] = []
+        # While a CUDA graph is recorded: one random state for each look, all starting where the first one starts.
+        self.look_states: list[torch.Generator] = []
 
-    def again(self, model: nn.Module | None, params: list[Tensor]) -> Quiet:
-        """For the next step: this object, or a new one if model or parameters have changed."""
+    def for_next_step(self, model: nn.Module | None, params: list[Tensor]) -> Isolation:
+        """This object with a new snapshot, or a new object if model or parameters have changed."""
         same_model = model is self._model and same(_all_values(self._branches), self._children)
         if not (same_model and same(params, self._params) and self._before.fits()) or self._found:
-            return Quiet(model, params, [*self._moving, *(p for p, _ in self._found)] if same_model else ())
+            return Isolation(model, params, [*self._moving, *(p for p, _ in self._found)] if same_model else ())
         self._looked = False
         self._versions = [p._version for p in self._others]
         self._before.take()
         return self
 
-    def rewind(self) -> None:
-        """Before each extra look: as before the first one."""
+    def before_extra_look(self) -> None:
+        """Restore the state before the first look."""
         if not self._looked:
             self._looked = True
             if self._after is not None and self._after.fits():
@@ -130,48 +129,48 @@ class Quiet:
         self._before.restore()
         self._draw_from(1)
 
-    def settle(self) -> None:
-        """After the last look: as after the first one."""
+    def after_last_look(self) -> None:
+        """Restore the state after the first look: what plain training would have left behind."""
         self._draw_from(0)
         if self._looked and self._after is not None:
             self._after.restore()
-            self._put_found()
-            self._give_back_gradients()
+            self._restore_found()
+            self._return_gradients()
 
     def undo(self) -> None:
-        """After an exception: as if the step had never begun."""
+        """After an exception: restore the state before the step."""
         self._draw_from(0)
         self._before.restore()
         if self._looked:
-            self._put_found()
-            self._give_back_gradients()
+            self._restore_found()
+            self._return_gradients()
 
     def _find_moving(self) -> None:
-        """Note which parameters of others the first look has changed. In later steps they are kept as buffers are."""
+        """Note which parameters of others the first look has changed. In later steps they are saved like buffers."""
         if [p._version for p in self._others] != self._versions:
             changed = (p for p, version in zip(self._others, self._versions, strict=True) if p._version != version)
             known = {id(p) for p in self._moving}
             self._found = [(p, p.detach().clone()) for p in changed if id(p) not in known]
 
-    def _put_found(self) -> None:
+    def _restore_found(self) -> None:
         with torch.no_grad():
             for p, value in self._found:
                 p.copy_(value)
 
     def _draw_from(self, index: int) -> None:
-        """While recording: the next look's random state (1), or the one that training goes on with (0)."""
-        if len(self.spare) > index:
-            state = self.spare.pop(1) if index else self.spare[0]
+        """While recording: switch to the next look's random state (1), or to the one that training goes on with (0)."""
+        if len(self.look_states) > index:
+            state = self.look_states.pop(1) if index else self.look_states[0]
             torch.cuda.default_generators[state.device.index].graphsafe_set_state(state)
 
-    def _give_back_gradients(self) -> None:
+    def _return_gradients(self) -> None:
         for p, grad in zip(self._others, self._others_grads, strict=True):
             p.grad = grad
-        self._others_grads = []  # theirs to free
+        self._others_grads = []  # so that their owner can free them
 
     @contextlib.contextmanager
     def single_example(self) -> Generator[None, None, None]:
-        """Around a look at one example: batch norm uses its running statistics, for a batch of one has none."""
+        """Around a look at one example: BatchNorm uses its running statistics, because one example has none."""
         norms = [m for m in self._modules if isinstance(m, _BatchNorm) and m.training]
         for module in norms:
             module.training = False
@@ -181,8 +180,8 @@ class Quiet:
             for module in norms:
                 module.training = True
 
-    def weights_moved(self) -> None:
-        """Forget copies of the weights: autocast's low-precision ones, FSDP2's gathered ones."""
+    def drop_cached_weights(self) -> None:
+        """Call when the weights have moved: drops autocast's low-precision copies and FSDP2's gathered ones."""
         torch.clear_autocast_cache()
         for module in self._sharded:
             module.reshard()
@@ -193,7 +192,7 @@ def _recording(devices: Sequence[torch.device]) -> bool:
 
 
 def _random_state(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    """How to read and to write the state that a device draws from."""
+    """Functions that read and write the random state of a device."""
     if device.type == "cpu":
         return torch.default_generator.get_state, torch.default_generator.set_state
     if device.type != "cuda":
@@ -201,7 +200,7 @@ def _random_state(device: torch.device) -> tuple[Callable[[], Any], Callable[[An
         return lambda: module.get_rng_state(device), lambda state: module.set_rng_state(state, device)
     generator = torch.cuda.default_generators[device.index]
 
-    def read() -> tuple[int, int]:  # two numbers say it all, and take less time than a tensor of them
+    def read() -> tuple[int, int]:  # seed and offset are the whole state, and are faster to read than a tensor of it
         return generator.initial_seed(), generator.get_offset()
 
     def write(state: tuple[int, int]) -> None:
@@ -218,10 +217,10 @@ def _all_values(dicts: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def _as_bits(tensor: Tensor) -> Tensor:
-    """The same memory seen as 32-bit integers, if it can be: statistics and counters are copied in one go."""
-    if tensor.layout is torch.strided and 0 in tensor.stride():  # expanded: all its entries are one
+    """The same memory viewed as 32-bit integers where possible, so that one kernel copies statistics and counters."""
+    if tensor.layout is torch.strided and 0 in tensor.stride():  # expanded: all entries share one memory cell
         tensor = tensor[tuple(slice(None if step else 1) for step in tensor.stride())]
-    # A conjugate, or its imaginary part, is the original's memory with a mark that lists are not copied with.
+    # A conjugate view, or the imaginary part of one, carries a flag that list kernels do not support.
     tensor = tensor.conj() if tensor.is_conj() else torch._neg_view(tensor) if tensor.is_neg() else tensor
     if tensor.dtype not in (torch.float32, torch.int64) or tensor.layout is not torch.strided:
         return tensor
@@ -229,8 +228,8 @@ def _as_bits(tensor: Tensor) -> Tensor:
 
 
 def _by_kind(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Tensors, and room for their values, by dtype and device: what fused kernels want."""
-    kinds: dict[tuple, list[Tensor]] = {}
+    """Tensors, with memory for their values, grouped by dtype and device as list kernels need them."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for t in tensors:
         kinds.setdefault((t.dtype, t.device), []).append(t)
     return [(kind, [torch.empty_like(t) for t in kind]) for kind in kinds.values()]

@@ -21,11 +21,12 @@ from .shards import local, wrap_like
 _VECTOR, _OTHER = "steppe.", "steppe_shared."  # prefixes in state_dict
 
 
-class Store:
+class MethodState:
     """A method's memory."""
 
     def __init__(self, pinned: bool = False) -> None:
         self.pinned = pinned  # whether values stay in the memory they are in: recorded programs read them there
+        self._prepared: tuple[Method, Space] | None = None  # whose memory was made last
         self._vectors: dict[Tensor, dict[str, Tensor]] = {}  # parameter -> name -> local tensor
         self._others: dict[str, Tensor] = {}
 
@@ -37,6 +38,9 @@ class Store:
 
     def prepare(self, method: Method, space: Space) -> None:
         """Make what is missing of a method's memory."""
+        if self._prepared is not None and self._prepared[0] is method and self._prepared[1] is space:
+            return
+        self._prepared = method, space
         for p in space.params:
             self._vectors.setdefault(p, {})
         for name, value in method.memory(space).items():
@@ -118,7 +122,7 @@ class Store:
 class _Joined(MutableMapping):
     """Reads as the base's state with a method's memory inside; what is written goes to the base."""
 
-    def __init__(self, state: Any, store: Store):
+    def __init__(self, state: Any, store: MethodState):
         self._state, self._store = state, store
 
     def __getitem__(self, p: Tensor) -> Any:

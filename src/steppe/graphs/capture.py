@@ -1,40 +1,33 @@
 """A whole step, with all its looks, recorded once as a CUDA graph and replayed.
 
 A step on a small model is mostly Python and kernel launches: the device waits for the host. A recorded step is one
-launch. The first steps run as ever and warm things up; then the step is recorded, once for every phase of the
-method (`Every` has two), and from there on replayed. Nothing else changes: the learning rate and scheduled radii
-may change from step to step, BatchNorm's statistics move once a step, dropout masks are the same in all looks of a
-step and new in the next; schedulers, checkpoints, `opt.steps` and `opt.metrics` (overwritten by the next step: clone
-what you keep) work as ever.
+launch. The first steps run eagerly as a warm-up; then the step is recorded, once for every phase of the method
+(`Every` has two), and from there on replayed. Nothing else changes: the learning rate and scheduled radii may change
+from step to step, BatchNorm's statistics are updated once a step, dropout masks are the same in all looks of a step and
+new in the next; schedulers, checkpoints, `opt.steps` and `opt.metrics` work as in eager steps.
 
-Where a step cannot be recorded it runs as ever, and `Captured.how` says why. On a CPU that is always so: the same
-code runs everywhere.
+A step that cannot be recorded runs eagerly, and `Captured.how` says why. On a CPU all steps do: the same code runs
+everywhere.
 """
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Hashable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, Adam, AdamW
 
-from ..engine.shards import sharded
-from ..method import Method, number_fields
 from ..optimizer import SharpnessAware
-from ..vector import Space
 from .fixed_scale import FixedScale
-from .recorder import Left, draw_looks_from, generators, pin
-from .replayed import uncollected
+from .recorder import LiveNumbers, RecordedStep, make_recordable, obstacle
+from .replayed import no_garbage_collection
 
-WARM_UP = 2  # steps of a kind that run as ever before one is recorded
+WARM_UP = 2  # steps of a kind that run eagerly before one is recorded
 
 Batch = Tensor | Sequence[Tensor]
 
@@ -51,15 +44,15 @@ def capture(
     Args:
         loss: a function from a batch to its loss, ``loss(x, y)``: forward, with autocast inside if wanted, and no
             backward. Its Python runs only while the step is warmed up and recorded.
-        opt: the optimizer, on CUDA parameters; anywhere else the steps run as ever.
-        scaler: for fp16. The looks are replayed; unscaling, the step and the scaler's update run as ever, for it
-            is the host that decides whether to skip. With a `FixedScale` there is nothing to decide: all is replayed.
+        opt: the optimizer, on CUDA parameters; on any other device the steps run eagerly.
+        scaler: for fp16. The looks are replayed; unscaling, the step and the scaler's update run eagerly, because the
+            host decides whether to skip the step. With a `FixedScale` there is nothing to decide: all is replayed.
         between: what to do between the looks and the base's step, for example clip the gradients. It is recorded
             too (not with a `GradScaler`).
 
     A method with a phase that it never repeats, a batch of another shape than the first (the last of an epoch) or
-    a changed setting is no error: such a step runs as ever. Loading a checkpoint records anew. After freezing
-    parameters or switching the mode of a part of the model, call `Captured.reset`: that is in the recording.
+    a changed setting is no error: such a step runs eagerly. Loading a checkpoint drops the recordings. After freezing
+    parameters or switching the mode of a part of the model, call `Captured.reset`: both are part of a recording.
 
     >>> from torch import nn
     >>> from steppe import SAM
@@ -68,7 +61,7 @@ def capture(
     >>> step = capture(lambda x, y: nn.functional.mse_loss(model(x), y), opt)
     >>> loss = step(torch.ones(4, 2), torch.zeros(4, 1))
     >>> step.how
-    'as ever: the parameters are not on a CUDA device'
+    'eager: the parameters are not on a CUDA device'
     """
     return Captured(loss, opt, scaler, between)
 
@@ -91,14 +84,14 @@ class Captured:
         self._method = opt.method
         self._shapes: Hashable = None  # of the first batch
         self._kinds: dict[Hashable, _Kind] = {}
-        self._live: _Live | None = None
+        self._live: LiveNumbers | None = None
         self._pool: Any = None
         self._stream: Any = None
         self.look = self.looks = 0
-        self._obstacle = _obstacle(opt)
+        self._obstacle = obstacle(opt)
         self._whole = False  # whether the base's step is recorded with the looks
         self.reset()
-        me = weakref.ref(self)  # a circle would keep the recordings, and their memory, until Python looks for such
+        me = weakref.ref(self)  # a reference cycle would keep the recordings' memory until garbage collection
 
         def forget(*_: Any) -> None:
             if (captured := me()) is not None:
@@ -110,19 +103,19 @@ class Captured:
     def how(self) -> str:
         """How steps are run, and if they are not replayed, why."""
         if self._obstacle:
-            return f"as ever: {self._obstacle}"
+            return f"eager: {self._obstacle}"
         recorded = sum(kind.recorded is not None for kind in self._kinds.values())
         if not recorded:
-            return "as ever, so far: nothing has been recorded yet"
-        what = "the whole step" if self._whole else "the looks; the base optimizer's step runs as ever"
+            return "eager so far: nothing has been recorded yet"
+        what = "the whole step" if self._whole else "the looks; the base optimizer's step runs eagerly"
         return f"replayed ({recorded} recorded): {what}"
 
     def reset(self) -> None:
-        """Forget what is recorded: the next steps warm up and record anew."""
+        """Drop all recordings: the next steps warm up and record again."""
         self._kinds, self._live, self._pool = {}, None, None
         self._method = self._opt.method
         host_decides = self._scaler is not None and not isinstance(self._scaler, FixedScale)
-        self._whole = not self._obstacle and not host_decides and _make_recordable(self._opt)
+        self._whole = not self._obstacle and not host_decides and make_recordable(self._opt)
 
     def __call__(self, *batch: Tensor, auxiliary: Batch | None = None) -> Tensor:
         """Take one step on a batch, and with a method that wants one, an auxiliary batch."""
@@ -140,7 +133,7 @@ class Captured:
         return self._replay(kind.recorded, (*batch, *other))
 
     def _kind(self, batch: tuple[Tensor, ...]) -> _Kind | None:
-        """Which recording fits this step: one for all that is not a number on the device. None if none can."""
+        """Which recording fits this step; None if none can. All but the numbers on the device has to agree."""
         if self._obstacle:
             return None
         opt = self._opt
@@ -161,7 +154,7 @@ class Captured:
         key = phase, constants, place, opt.model is None or opt.model.training
         return self._kinds.setdefault(key, _Kind())
 
-    # As ever
+    # Eager
 
     def _run(self, batch: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> Tensor:
         loss = self._look(batch, other)
@@ -170,7 +163,7 @@ class Captured:
         return loss
 
     def _warm_up(self, kind: _Kind, batch: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> Tensor:
-        """A step as ever that shows what recording has to know: how many looks, and whether masks are drawn."""
+        """An eager step that shows what recording has to know: how many looks, and whether they draw random numbers."""
         generator = self._generator()
         before = generator.get_offset()
         loss = self._run(batch, other)
@@ -210,60 +203,59 @@ class Captured:
 
     # Recorded
 
-    def _record(self, kind: _Kind, batch: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> _Recorded | None:
+    def _record(self, kind: _Kind, batch: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> RecordedStep | None:
         """Record a step without running it. None, and a warning, if that is impossible."""
         opt, generator, graph = self._opt, self._generator(), torch.cuda.CUDAGraph()
         opt.zero_grad()
-        pin(opt)
-        self._live = _Live(opt, self._method, self._whole) if self._live is None else self._live
+        draws = opt.prepare_recording()
+        self._live = LiveNumbers(opt, self._method, self._whole) if self._live is None else self._live
         inputs = tuple(t.to(generator.device, copy=True) for t in (*batch, *other))
-        masks = [generator.clone_state() for _ in range(kind.looks)] if kind.draws else []
-        for state in (*masks, *generators(opt)):
+        look_states = [generator.clone_state() for _ in range(kind.looks)] if kind.draws else []
+        for state in (*look_states, *draws):
             graph.register_generator_state(state)
         own = generator.graphsafe_get_state()
+        # A stream of its own: cuBLAS has one workspace per stream, and programs that run at the same time must not
+        # share it. (Sharing it, split sums have been seen to deadlock.)
+        self._stream = self._stream or torch.cuda.Stream(generator.device)
         try:
-            if masks:
-                generator.graphsafe_set_state(masks[0])
-            draw_looks_from(opt, list(masks))
-            # A stream of its own: cuBLAS has one workspace a stream, which programs that run at the same time must
-            # not share. (Sharing it, split sums have been seen to wait for each other for ever.)
-            self._stream = self._stream or torch.cuda.Stream(generator.device)
-            with uncollected(), self._live.numbers(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-                loss = self._look(inputs[: len(batch)], inputs[len(batch) :])
-                if self._whole:
-                    self._step()
+            if look_states:
+                generator.graphsafe_set_state(look_states[0])
+            with opt.recording(list(look_states)), no_garbage_collection(), self._live.in_use():  # noqa: SIM117
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                    loss = self._look(inputs[: len(batch)], inputs[len(batch) :])
+                    if self._whole:
+                        self._step()
         except Exception as error:
             return self._give_up(error)
         finally:
-            draw_looks_from(opt, [])
             generator.graphsafe_set_state(own)
         self._pool = graph.pool()
-        return _Recorded(graph, inputs, Left.by(opt, loss), masks)
+        return RecordedStep(graph, inputs, loss, opt.recorded(), look_states)
 
     def _give_up(self, error: Exception) -> None:
         torch.cuda.synchronize()
         self._opt.zero_grad()
-        if self._whole:  # perhaps it was the base: the looks alone may do
+        if self._whole:  # perhaps the base's step was the reason: try the looks alone
             self._kinds, self._live, self._whole = {}, None, False
-            warnings.warn(f"the base optimizer's step cannot be recorded and runs as ever: {error}", stacklevel=4)
+            warnings.warn(f"the base optimizer's step cannot be recorded and runs eagerly: {error}", stacklevel=4)
         else:
             self._obstacle = f"recording failed: {error}"
-            warnings.warn(f"the step cannot be recorded and runs as ever: {error}", stacklevel=4)
+            warnings.warn(f"the step cannot be recorded and runs eagerly: {error}", stacklevel=4)
 
-    def _replay(self, recorded: _Recorded, batch: tuple[Tensor, ...]) -> Tensor:
+    def _replay(self, recorded: RecordedStep, batch: tuple[Tensor, ...]) -> Tensor:
         torch._foreach_copy_(list(recorded.inputs), list(batch), non_blocking=True)
         assert self._live is not None
         self._live.refresh()
-        generators(self._opt)
-        if recorded.masks:
-            generator = self._generator()
-            now = generator.get_state()
-            for state in recorded.masks:
+        self._opt.seed_generators()
+        if recorded.look_states:
+            now = self._generator().get_state()
+            for state in recorded.look_states:
                 state.set_state(now)
         recorded.graph.replay()
-        if recorded.masks:
-            self._generator().set_state(recorded.masks[0].get_state())
-        loss = recorded.left.give_to(self._opt)
+        if recorded.look_states:
+            self._generator().set_state(recorded.look_states[0].get_state())
+        loss, metrics = recorded.results()
+        self._opt.replayed(recorded.outcome, metrics)
         if not self._whole:
             self._step()
         return loss
@@ -274,116 +266,14 @@ class Captured:
 
 
 @dataclass
-class _Recorded:
-    """A recorded step: what it reads, what it writes, and a random state for each of its looks."""
-
-    graph: torch.cuda.CUDAGraph
-    inputs: tuple[Tensor, ...]
-    left: Left
-    masks: list[torch.Generator]
-
-
-@dataclass
 class _Kind:
     """Steps that one recording serves."""
 
     runs: int = 0
     looks: int = 0
     draws: bool = False
-    recorded: _Recorded | None = None
+    recorded: RecordedStep | None = None
 
 
-class _Live:
-    """The numbers that change from step to step, where a recorded step reads them: learning rates and schedules."""
-
-    def __init__(self, opt: SharpnessAware, method: Method, whole: bool):
-        self._opt = opt
-        first = opt.param_groups[0]["params"][0]
-        self._zero = Space([first]).zero()
-        self._schedules: list[tuple[Callable[..., Any], Tensor, list[float]]] = []
-        self._method = self._made_live(method)
-        groups = opt.param_groups if whole and "lr" not in method.needs else []
-        # float32 whatever the default is, for fused kernels read it so
-        self._lrs = [(torch.zeros((), dtype=torch.float32, device=first.device), [float("nan")]) for _ in groups]
-        self.refresh()
-
-    def _made_live(self, method: Method) -> Method:
-        """The method with every schedule replaced by one that always gives the same tensor."""
-        values: dict[str, Any] = {}
-        for f in fields(method):
-            value = getattr(method, f.name)
-            if isinstance(value, Method):
-                values[f.name] = self._made_live(value)
-            elif f.name in number_fields(type(method)) and callable(value):
-                number = self._zero.clone()
-                self._schedules.append((value, number, [float("nan")]))
-                values[f.name] = lambda step, lr, number=number: number
-        return replace(method, **values) if values else method
-
-    def refresh(self) -> None:
-        """Write this step's values, those that have changed."""
-        groups = self._opt.param_groups
-        for (number, last), group in zip(self._lrs, groups, strict=False):
-            _write(number, float(group["lr"]), last)
-        for schedule, number, last in self._schedules:
-            _write(number, float(schedule(self._opt.steps, groups[0].get("lr"))), last)
-
-    @contextlib.contextmanager
-    def numbers(self) -> Generator[None, None, None]:
-        """While recording: let the optimizer see the tensors."""
-        opt, method = self._opt, self._opt.method
-        lrs = [group.get("lr") for group in opt.param_groups]
-        opt.method = self._method
-        for group, (number, _) in zip(opt.param_groups, self._lrs, strict=False):
-            group["lr"] = number
-        try:
-            yield
-        finally:
-            opt.method = method
-            if self._lrs:
-                for group, lr in zip(opt.param_groups, lrs, strict=True):
-                    group["lr"] = lr
-
-
-def _write(number: Tensor, value: float, last: list[float]) -> None:
-    if value != last[0]:
-        number.fill_(value)
-        last[0] = value
-
-
-# Entries of a parameter group that a recording does not depend on: they change, or are where it reads them.
+# Entries of a parameter group that a recording does not depend on: it reads them from the device, or not at all.
 _NO_CONSTANTS = frozenset({"params", "lr", "initial_lr", "steppe_step", "steppe_seed", "param_names"})
-
-
-def _obstacle(opt: SharpnessAware) -> str:
-    """Why steps of this optimizer cannot be recorded; empty if nothing is known to be in the way."""
-    params = [p for group in opt.param_groups for p in group["params"]]
-    if not all(p.is_cuda for p in params):
-        return "the parameters are not on a CUDA device"
-    if len({p.device for p in params}) > 1:
-        return "the parameters are on several devices"
-    if isinstance(opt.model, DistributedDataParallel) or any(sharded(p) for p in params):
-        return "the model is spread over processes (DistributedDataParallel or FSDP2)"
-    return ""
-
-
-def _make_recordable(opt: SharpnessAware) -> bool:
-    """Let the base optimizer keep all of its state on the device and read its learning rate there, if it can."""
-    base, groups = opt.base, opt.param_groups
-    hooks = (*opt._optimizer_step_pre_hooks, *opt._optimizer_step_post_hooks)
-    hooks += (*base._optimizer_step_pre_hooks, *base._optimizer_step_post_hooks)
-    if hooks or type(base).__module__.split(".")[:2] != ["torch", "optim"]:
-        return False  # hooks must run; and another optimizer may count its steps in Python
-    fused = type(base) in (SGD, Adam, AdamW) and not any(group.get("differentiable") for group in groups)
-    if not fused and not all("capturable" in group for group in groups):
-        return False
-    for group in groups:
-        if fused:
-            group["fused"], group["foreach"] = True, None
-        if "capturable" in group:
-            group["capturable"] = True
-            base._warned_capturable_if_run_uncaptured = True
-    for p, state in base.state.items():
-        if isinstance(state.get("step"), Tensor):
-            state["step"] = state["step"].to(p.device)
-    return True

@@ -9,16 +9,16 @@ from torch.optim import Optimizer
 
 
 class FixedScale(GradScaler):
-    """In the place of a `GradScaler`, where no step may wait for the device.
+    """A `GradScaler` whose scale never changes, for steps that must not wait for the device.
 
-    A `GradScaler` finds its scale by trying: gradients that overflow skip the step, and to know that the host waits
-    for the device in every one. Where a scale is known to do, that wait is for nothing: with this, `capture` records
-    the whole step, and several runs on one GPU overlap. float16 rounds eight times finer than bfloat16 and is about as
-    fast.
+    A `GradScaler` finds its scale by trial: a gradient that overflows skips the step, and to know about that the host
+    waits for the device in every step. Where a scale is known to work, that wait is unnecessary: with this class
+    `capture` records the whole step, and several runs on one GPU overlap. float16 rounds eight times finer than
+    bfloat16 and is about as fast.
 
-    Nothing is skipped: if a gradient does overflow, the weights become NaN. Activations' gradients below 6e-8 / `scale`
-    are lost, gradients above 65504 / `scale` overflow: take this for methods that stay close to w, not for GAM, whose
-    looks go far.
+    No step is skipped: if a gradient does overflow, the weights become NaN. Gradients of activations below
+    6e-8 / `scale` are lost, gradients above 65504 / `scale` overflow. Use it for methods that look close to w, not for
+    GAM, which looks far away.
 
     >>> import torch
     >>> from torch import nn

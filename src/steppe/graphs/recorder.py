@@ -1,76 +1,138 @@
-"""What a recorded step (see capture.py) needs of the optimizer, which runs while it is recorded but not in a replay."""
+"""What changes from step to step, and where a recorded step reads it: learning rates, schedules, random states."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import SGD, Adam, AdamW
 
-from ..engine.random_vectors import seed_of
-from ..method import Context
-from ..optimizer import SEED, STEP, SharpnessAware
+from ..engine.shards import sharded
+from ..engine.step import Outcome
+from ..method import Method, number_fields
+from ..optimizer import SharpnessAware
 from ..vector import Space
 
 
-def pin(opt: SharpnessAware) -> None:
-    """From now on, keep what the method remembers where it is in memory: a recorded step reads it there."""
-    opt._space()  # makes the memory, if no step has yet
-    opt._store.pin()
-
-
-def generators(opt: SharpnessAware) -> list[torch.Generator]:
-    """Those that the method draws from, seeded for the coming step."""
-    seed = seed_of(opt._first().setdefault(SEED, 0), opt.steps)
-    return [generator.manual_seed(seed) for generator in opt._generators.values()]
-
-
-def draw_looks_from(opt: SharpnessAware, states: list[torch.Generator]) -> None:
-    """While a step is recorded: the random state of each of its looks, in place of one that is put back."""
-    if opt._quiet is not None:
-        opt._quiet.spare = states
-
-
 @dataclass
-class Left:
-    """What a step, or its first half, has left behind on the Python side when it was recorded, not run."""
+class RecordedStep:
+    """A recorded step: what it reads, what it leaves behind, and a random state for each of its looks."""
 
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[Tensor, ...]
     loss: Tensor
-    params: list[Tensor]
-    grads: list[Tensor | None]
-    pending: tuple[Space, Context] | None
-    metrics: dict[str, Any]
-    lrs: list[Any] | None
+    outcome: Outcome
+    look_states: list[torch.Generator]
 
-    @classmethod
-    def by(cls, opt: SharpnessAware, loss: Tensor) -> Left:
-        """Take it from the optimizer."""
-        params = opt._trainable()
-        if opt._pending is None:
-            opt.param_groups[0][STEP] = opt.steps - 1
-        lrs = [group["lr"] for group in opt.param_groups] if "lr" in opt.method.needs else None
-        metrics = opt.metrics if opt._pending is None else opt._pending[1].metrics
-        return cls(loss, params, [p.grad for p in params], opt._pending, metrics, lrs)
+    def results(self) -> tuple[Tensor, dict[str, Any]]:
+        """Loss and metrics of the last replay, copied: the next replay of any recording overwrites the originals."""
+        metrics = self.outcome.metrics
+        names = [name for name, value in metrics.items() if isinstance(value, Tensor)]
+        loss, *values = torch._foreach_mul([self.loss, *(metrics[name] for name in names)], 1)
+        return loss, {**metrics, **dict(zip(names, values, strict=True))}
 
-    def give_to(self, opt: SharpnessAware) -> Tensor:
-        """The device has run the recorded step, or its first half, again: be as if it had been run here.
 
-        Loss and metrics are copies: the next replay, of this recording or another, writes over the originals.
-        """
-        names = [name for name, value in self.metrics.items() if isinstance(value, Tensor)]
-        loss, *values = torch._foreach_mul([self.loss, *(self.metrics[name] for name in names)], 1)
-        metrics = {**self.metrics, **dict(zip(names, values, strict=True))}
-        for p, grad in zip(self.params, self.grads, strict=True):
-            p.grad = grad
-        if self.pending is not None:
-            space, ctx = self.pending
-            opt._pending = space, replace(ctx, metrics=metrics)
-            return loss
-        if self.lrs is not None:
-            opt._lr_set = self.lrs[0]
-            for group, lr in zip(opt.param_groups, self.lrs, strict=True):
-                group["lr"] = lr
-        opt.metrics = metrics
-        opt.param_groups[0][STEP] = opt.steps + 1
-        return loss
+class LiveNumbers:
+    """Learning rates and schedules as tensors that a recorded step reads, and that are written before each replay."""
+
+    def __init__(self, opt: SharpnessAware, method: Method, whole: bool):
+        self._opt = opt
+        first = opt.param_groups[0]["params"][0]
+        self._zero = Space([first]).zero()
+        self._schedules: list[tuple[Callable[..., Any], Tensor, list[float]]] = []
+        self._method = self._with_tensors(method)
+        groups = opt.param_groups if whole and "lr" not in method.needs else []
+        # float32 whatever the default dtype is: fused kernels read it as such
+        self._lrs = [(torch.zeros((), dtype=torch.float32, device=first.device), [float("nan")]) for _ in groups]
+        self.refresh()
+
+    def _with_tensors(self, method: Method) -> Method:
+        """The method with every schedule replaced by one that always gives the same tensor."""
+        values: dict[str, Any] = {}
+        for f in fields(method):
+            value = getattr(method, f.name)
+            if isinstance(value, Method):
+                values[f.name] = self._with_tensors(value)
+            elif f.name in number_fields(type(method)) and callable(value):
+                number = self._zero.clone()
+                self._schedules.append((value, number, [float("nan")]))
+                values[f.name] = _Constant(number)
+        return replace(method, **values) if values else method
+
+    def refresh(self) -> None:
+        """Write this step's values, those that have changed."""
+        groups = self._opt.param_groups
+        for (number, last), group in zip(self._lrs, groups, strict=False):
+            _write(number, float(group["lr"]), last)
+        for schedule, number, last in self._schedules:
+            _write(number, float(schedule(self._opt.steps, groups[0].get("lr"))), last)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Generator[None, None, None]:
+        """While recording: the optimizer uses the tensors in place of numbers."""
+        opt, method = self._opt, self._opt.method
+        lrs = [group.get("lr") for group in opt.param_groups]
+        opt.method = self._method
+        for group, (number, _) in zip(opt.param_groups, self._lrs, strict=False):
+            group["lr"] = number
+        try:
+            yield
+        finally:
+            opt.method = method
+            if self._lrs:
+                for group, lr in zip(opt.param_groups, lrs, strict=True):
+                    group["lr"] = lr
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """A schedule that always gives the same tensor."""
+
+    number: Tensor
+
+    def __call__(self, step: int, lr: Any) -> Tensor:
+        return self.number
+
+
+def _write(number: Tensor, value: float, last: list[float]) -> None:
+    if value != last[0]:
+        number.fill_(value)
+        last[0] = value
+
+
+def obstacle(opt: SharpnessAware) -> str:
+    """Why steps of this optimizer cannot be recorded; empty if no reason is known."""
+    params: list[Tensor] = [p for group in opt.param_groups for p in group["params"]]
+    if not all(p.is_cuda for p in params):
+        return "the parameters are not on a CUDA device"
+    if len({p.device for p in params}) > 1:
+        return "the parameters are on several devices"
+    if isinstance(opt.model, torch.nn.parallel.DistributedDataParallel) or any(sharded(p) for p in params):
+        return "the model is spread over processes (DistributedDataParallel or FSDP2)"
+    return ""
+
+
+def make_recordable(opt: SharpnessAware) -> bool:
+    """Let the base optimizer keep its state on the device and read its learning rate there; returns whether it can."""
+    base, groups = opt.base, opt.param_groups
+    hooks = (*opt._optimizer_step_pre_hooks, *opt._optimizer_step_post_hooks)
+    hooks += (*base._optimizer_step_pre_hooks, *base._optimizer_step_post_hooks)
+    if hooks or type(base).__module__.split(".")[:2] != ["torch", "optim"]:
+        return False  # hooks must run in every step, and another optimizer may count its steps in Python
+    fused = type(base) in (SGD, Adam, AdamW) and not any(group.get("differentiable") for group in groups)
+    if not fused and not all("capturable" in group for group in groups):
+        return False
+    for group in groups:
+        if fused:
+            group["fused"], group["foreach"] = True, None
+        if "capturable" in group:
+            group["capturable"] = True
+            base._warned_capturable_if_run_uncaptured = True
+    for p, state in base.state.items():
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].to(p.device)
+    return True

@@ -12,11 +12,11 @@ from torch import Tensor
 
 
 class Replayed:
-    """Calls a function of tensors: on a CUDA device, from its third call with inputs of a kind on, by one launch.
+    """Calls a function of tensors: on a CUDA device, from its third call with inputs of a kind on, as one launch.
 
-    The function must not wait for the device, and must keep what it changes in tensors that stay where they are; its
-    Python runs only in the first calls. What it returns is written over by the next call. On other devices it is the
-    function itself. Inputs of more than `most` shapes run as ever.
+    The function must not wait for the device, and must keep what it changes in tensors whose memory does not move. Its
+    Python runs only in the first calls. The next call overwrites what it returns. On other devices it is the function
+    itself. Once `most` shapes have been recorded, inputs of other shapes run eagerly.
 
     >>> total = torch.zeros(())
     >>> add = Replayed(lambda x: total.add_(x.sum()))
@@ -45,7 +45,7 @@ class Replayed:
             return self._function(*inputs)
         graph, places = torch.cuda.CUDAGraph(), [t.clone() for t in inputs]
         self._stream = self._stream or torch.cuda.Stream(inputs[0].device)  # and so a cuBLAS workspace of its own
-        with uncollected(), torch.cuda.graph(graph, stream=self._stream):
+        with no_garbage_collection(), torch.cuda.graph(graph, stream=self._stream):
             value = self._function(*places)
         self._recorded[kind] = graph, places, value
         graph.replay()
@@ -53,8 +53,8 @@ class Replayed:
 
 
 @contextlib.contextmanager
-def uncollected() -> Generator[None, None, None]:
-    """No garbage collection while a graph is recorded: freeing an old graph then would spoil the recording."""
+def no_garbage_collection() -> Generator[None, None, None]:
+    """No garbage collection while a graph is recorded: freeing an old graph would invalidate the recording."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -16,7 +16,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from ..engine import replicas
-from ..engine.looks import Pass, WithoutStep
+from ..engine.looks import Pass
 from ..optimizer import SharpnessAware
 
 # Forward and backward of one micro-batch: is told whether it is the step's last, returns its share of the loss.
@@ -101,8 +101,7 @@ class Replay:
     def leave(self) -> None:
         """Forget the step under way: the trainer goes on without it, with what its pass left behind."""
         if self._looks is not None:
-            with contextlib.suppress(WithoutStep):
-                self._looks.throw(WithoutStep())
+            self._optimizer.abandon()
             self._looks = None
         self.close()
 

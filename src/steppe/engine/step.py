@@ -1,0 +1,197 @@
+"""The step under way, as one object: where it stands, and the memory that the next step uses again."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import weakref
+from collections.abc import Generator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+from ..method import Context, Method
+from ..vector import Space, Vector
+from . import replicas
+from .isolation import Isolation
+from .looks import Abandoned, LookRunner, LossScale, Pass, Surroundings
+from .random_vectors import Generators
+
+
+class Phase(Enum):
+    """Where a step stands."""
+
+    IDLE = "idle"  # no step is under way
+    LOOKING = "looking"  # the weights may be perturbed
+    READY = "ready"  # the direction is in p.grad and waits for the base's step
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What the direction in p.grad came from."""
+
+    space: Space
+    ctx: Context
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step, or its looks alone, left behind in Python when it was recorded and not run."""
+
+    params: list[Tensor]
+    grads: list[Tensor | None]
+    ready: Ready | None  # None if the base's step was recorded with the looks
+    metrics: dict[str, Any]
+    lrs: list[Any] | None  # if the method sets the learning rate
+
+
+class Step:
+    """The step under way. A copy of an optimizer gets a new one: nothing in here is saved.
+
+    Isolation, space, generators and the copy of the weights are kept from one step to the next for their memory.
+    """
+
+    def __init__(self) -> None:
+        self.generators: Generators = {}  # of the method's random vectors
+        self.recording = False  # whether a CUDA graph is recording this step
+        self.recorded_metrics: dict[str, Any] = {}  # of the last step that was recorded
+        self._space: Space | None = None
+        self._isolation: Isolation | None = None
+        self._scratch: Vector | None = None  # memory for a copy of the weights
+        self._ready: Ready | None = None
+        self._looks: weakref.ref[Generator[Pass, None, None]] | None = None
+        self._noting: contextlib.ExitStack | None = None  # between `begin` and the looks: notes the precision
+
+    @property
+    def phase(self) -> Phase:
+        """Where the step stands."""
+        if self._running() is not None:
+            return Phase.LOOKING
+        return Phase.IDLE if self._ready is None else Phase.READY
+
+    @property
+    def ready(self) -> Ready | None:
+        """What the direction in p.grad came from, if it waits for the base's step."""
+        return self._ready
+
+    @property
+    def space(self) -> Space | None:
+        """The space of the last step."""
+        return self._space
+
+    def space_for(self, params: list[Tensor], perturbed: Any, adaptive: Any) -> Space:
+        """The space of a step on these parameters: the last one, if nothing has changed."""
+        if self._space is None or not self._space.fits(params, perturbed, adaptive):
+            self._space, self._scratch = Space(params, perturbed, adaptive), None
+        return self._space
+
+    # Looking
+
+    def begin(self, model: nn.Module | None, params: list[Tensor], method: Method) -> None:
+        """Save what the looks must not disturb, before a framework runs the first look itself."""
+        self._stop_noting()
+        isolation = self._isolate(model, params)
+        self._noting = contextlib.ExitStack()
+        if "hvp" in method.needs:
+            self._noting.enter_context(isolation.precision.noting())
+
+    def track(self, looks: Generator[Pass, None, None]) -> Generator[Pass, None, None]:
+        """From now on these are the looks of the step under way; a direction of an earlier one is dropped."""
+        self._ready = None
+        self._looks = weakref.ref(looks)  # weak: a loop that is left early must end, and restore the weights, at once
+        return looks
+
+    def run(
+        self,
+        method: Method,
+        space: Space,
+        ctx: Context,
+        around: Surroundings,
+        scaler: GradScaler | None,
+        first_done: bool,
+    ) -> Generator[Pass, None, None]:
+        """Yield once for every look; leave the direction in p.grad."""
+        begun = self._stop_noting() and first_done
+        isolation = self._isolation if begun else None
+        isolation = isolation or self._isolate(around.model, space.params)
+        scale = None if scaler is None else LossScale(scaler, space.pieces()[0].device)
+        runner = LookRunner(method, space, ctx, isolation, around, scale, self._scratch, precision_known=begun)
+        direction = yield from runner.passes(first_done)
+        if runner.home is not None:
+            self._scratch = runner.home
+        self._leave(direction, runner, around)
+
+    def _isolate(self, model: nn.Module | None, params: list[Tensor]) -> Isolation:
+        torch.clear_autocast_cache()  # autocast around a whole loop has cached the weights of the step before
+        before = self._isolation
+        self._isolation = Isolation(model, params) if before is None else before.for_next_step(model, params)
+        return self._isolation
+
+    def _stop_noting(self) -> bool:
+        """End what `begin` began; returns whether it had."""
+        noting, self._noting = self._noting, None
+        if noting is not None:
+            noting.close()
+        return noting is not None
+
+    def _leave(self, direction: Any, runner: LookRunner, around: Surroundings) -> None:
+        """Put the direction into p.grad, in memory that the method does not keep: others change it in place."""
+        if not isinstance(direction, Vector):
+            raise TypeError(f"{runner.method.name}.looks must return a Vector, not {direction!r}")
+        ctx, used = runner.ctx, runner.used
+        values = (*ctx.memory.values(), *ctx.remembered.values(), *ctx.wishes.values())
+        kept = {id(t) for value in values if isinstance(value, Vector) for t in value.tensors}
+        with torch.no_grad():
+            if kept and any(id(t) in kept for t in direction.tensors):
+                direction = direction.clone()
+            if kept and self._scratch is not None and any(id(t) in kept for t in self._scratch.tensors):
+                self._scratch = None  # the method remembers the weights: the memory is its own now
+            if around.local:
+                replicas.average_(direction.tensors, around.model)
+                used = replicas.used_anywhere(used, around.model)
+                for name, wish in ctx.wishes.items():
+                    ctx.wishes[name] = wish = wish.clone()
+                    replicas.average_(wish.tensors if isinstance(wish, Vector) else [wish], around.model)
+            if runner.scale is not None:
+                runner.scale.restore(direction)
+        for p, grad, has in zip(runner.space.params, runner.space.wrap(direction), used, strict=True):
+            p.grad = grad if has else None  # no look saw a gradient: the base must not touch the parameter
+        self._ready = Ready(runner.space, ctx)
+
+    def _running(self) -> Generator[Pass, None, None] | None:
+        return None if self._looks is None else self._looks()
+
+    # Ending
+
+    def close(self) -> None:
+        """End a loop over the looks that is still under way, as if it had been left: everything is restored."""
+        looks = self._running()
+        if looks is not None and inspect.getgeneratorstate(looks) != inspect.GEN_RUNNING:
+            looks.close()
+        self._looks = None
+
+    def abandon(self) -> None:
+        """Give the step up and restore the weights, but keep what its first look did to buffers and random state."""
+        looks = self._running()
+        if looks is not None:
+            with contextlib.suppress(Abandoned):
+                looks.throw(Abandoned())
+        self._looks = None
+
+    def take(self) -> Ready | None:
+        """What the direction came from; the step is idle again."""
+        ready, self._ready = self._ready, None
+        return ready
+
+    def resume(self, ready: Ready | None) -> None:
+        """Be ready with the direction of looks that were replayed."""
+        self._ready = ready
+
+    def draw_looks_from(self, states: list[torch.Generator]) -> None:
+        """While a CUDA graph records the step: one random state for each look, instead of restoring a single one."""
+        if self._isolation is not None:
+            self._isolation.look_states = states
