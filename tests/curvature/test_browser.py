@@ -15,7 +15,7 @@ pytest.importorskip("plotly", reason="plotly is not installed")
 typer = pytest.importorskip("typer", reason="typer is not installed")
 from typer.testing import CliRunner  # noqa: E402
 
-from steppe.cli.measure import register  # noqa: E402
+from steppe.cli.app import app  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
@@ -50,8 +50,6 @@ def page_file(tmp_path, monkeypatch):
     sys.modules.pop("a_page", None)
     torch.manual_seed(0)
     torch.save(mlp(4).double().state_dict(), tmp_path / "net.pt")
-    app = typer.Typer()
-    register(app)
     options = ["--model", "a_page:model", "--data", "a_page:data", "--points", "9"]
     result = CliRunner().invoke(app, ["landscape", "net.pt", *options])
     assert result.exit_code == 0, result.output

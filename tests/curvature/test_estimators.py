@@ -15,7 +15,7 @@ from torch import Tensor
 
 from helpers.curvature_problems import digits, mlp
 from steppe.curvature import Estimate, Hessian, Krylov, difference, eigenvalues, frobenius_squared, spectrum, trace
-from steppe.curvature.krylov import random_signs
+from steppe.curvature.random_rows import signs
 from steppe.support.student import closed_form, t_quantile
 
 SEEDS = range(90_000, 90_200)  # not those that the estimators' constants were chosen with
@@ -38,7 +38,7 @@ def test_the_basis_is_orthonormal_and_the_projection_is_the_matrix_in_it(all_pro
     Q = run.basis
     assert torch.allclose(Q @ Q.T, torch.eye(len(Q), dtype=torch.float64), atol=1e-13)
     assert torch.allclose(Q @ A @ Q.T, run.projection, atol=1e-13)
-    assert torch.allclose(A @ Q.T, Q.T @ run.projection + run._next.T @ run.coupling, atol=1e-13)
+    assert torch.allclose(A @ Q.T, Q.T @ run.projection + run.next_block.T @ run.coupling, atol=1e-13)
     assert torch.allclose(Q[:block].T @ run.corner, run.start, atol=1e-12)
     assert run.matvecs == run.dimension
 
@@ -72,7 +72,7 @@ def test_a_saved_run_goes_on_as_if_it_had_not_stopped(all_problems, tmp_path):
     resumed.extend(30)
     assert torch.equal(resumed.projection, unbroken.projection)
     assert torch.equal(resumed.basis, unbroken.basis)
-    with pytest.raises(ValueError, match="another one"):
+    with pytest.raises(ValueError, match="another measurement"):
         Krylov(A, block=2, seed=4, checkpoint=path)
 
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_of_other_weights_is_refused(tmp_path):
     torch.manual_seed(0)
     data = digits(20, side=4)
     Krylov(Hessian(mlp(4), F.cross_entropy, data), checkpoint=tmp_path / "run.pt").extend(4)
-    with pytest.raises(ValueError, match="another one"):
+    with pytest.raises(ValueError, match="another measurement"):
         Krylov(Hessian(mlp(4), F.cross_entropy, data), checkpoint=tmp_path / "run.pt")
 
 
@@ -179,7 +179,7 @@ def test_a_restarted_run_serves_one_end_after_the_other(block):
         assert run.restarts > 0
         Q = run.basis
         assert torch.allclose(Q @ Q.T, torch.eye(len(Q), dtype=torch.float64), atol=1e-12)
-        assert torch.allclose(values * Q, run.projection.T @ Q + run.coupling.T @ run._next, atol=1e-11)
+        assert torch.allclose(values * Q, run.projection.T @ Q + run.coupling.T @ run.next_block, atol=1e-11)
 
 
 def test_a_basis_that_blocks_do_not_fill_evenly_is_used_as_far_as_it_goes():
@@ -212,13 +212,13 @@ def test_a_loose_tolerance_does_not_settle_on_the_second_eigenvalue(all_problems
 
 
 def test_random_signs_are_signs_and_the_same_in_any_portions():
-    def signs(*counts: int) -> Tensor:
+    def drawn(*counts: int) -> Tensor:
         generator = torch.Generator().manual_seed(3)
-        return torch.cat([random_signs(count, 1001, generator, torch.zeros(1)) for count in counts])
+        return torch.cat([signs(count, 1001, generator, torch.zeros(1)) for count in counts])
 
-    whole = signs(40)
+    whole = drawn(40)
     assert whole.shape == (40, 1001) and bool((whole.abs() == 1).all())
-    assert torch.equal(whole, signs(1, 7, 0, 32))
+    assert torch.equal(whole, drawn(1, 7, 0, 32))
     products = whole @ whole.T / math.sqrt(1001)  # independent rows: standard normal off the diagonal
     off = products[~torch.eye(40, dtype=torch.bool)]
     assert float(off.abs().max()) < 5 and 0.9 < float(off.std()) < 1.1

@@ -24,7 +24,7 @@ from steppe.curvature import (
     transformed,
     zeroth_order,
 )
-from steppe.curvature.sharpness import cube, gaussian, sphere
+from steppe.curvature.random_rows import cube, gaussian, sphere
 
 
 class Decayed(nn.Module):

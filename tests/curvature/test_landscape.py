@@ -93,7 +93,7 @@ def test_a_plane_stays_two_dimensional_where_every_filter_has_one_weight(shapes)
 def test_a_single_weight_has_no_plane():
     x = torch.ones(3, 1, dtype=torch.float64)
     objective = Objective(nn.Linear(1, 1, bias=False).double(), F.mse_loss, (x, x))
-    with pytest.raises(ValueError, match="draw a line"):
+    with pytest.raises(ValueError, match="use line"):
         plane(objective, points=3)
 
 

@@ -1,4 +1,4 @@
-"""Batches: where they are, how many samples they hold, the same ones in every pass."""
+"""Batches of data: moved to the device, counted, and the same in every pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Data:
-    """Batches on the device, again and again the same. Kept there when they are small enough."""
+    """An iterable of batches on the device. Every pass yields the same ones; small data is kept on the device."""
 
     def __init__(self, data: Any, *, paired: bool, samples: int | None, cache_bytes: int, like: list[Tensor]):
         if isinstance(data, torch.utils.data.Dataset) and not isinstance(data, torch.utils.data.IterableDataset):
@@ -29,11 +29,11 @@ class Data:
 
     @property
     def kept(self) -> bool:
-        """Whether all batches lie on the device."""
+        """Whether all batches are kept on the device."""
         return self._kept is not None
 
     def generators(self) -> list[torch.Generator]:
-        """The loader's own generators: a pass over the data must not move them on."""
+        """The loader's own generators. A pass over the data must not advance them."""
         batches = getattr(self._source, "batch_sampler", None)
         owners = (self._source, getattr(self._source, "sampler", None), batches, getattr(batches, "sampler", None))
         found = {id(g): g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)}
@@ -41,7 +41,7 @@ class Data:
 
     def __iter__(self) -> Iterator[Any]:
         if self._kept is None and isinstance(self._source, Iterator):
-            self._kept = list(self._read())  # it can be read only once, and a pass may end early
+            self._kept = list(self._read())  # an iterator can be read only once, and a pass may end early
         yield from self._read() if self._kept is None else self._kept
 
     def _read(self) -> Iterator[Any]:
@@ -72,7 +72,7 @@ class Data:
 
 
 def count(target: Any, ignored: int, class_weights: Tensor | None) -> float | Tensor:
-    """How many targets a mean loss is a mean of: ignored ones not counted, each by its class weight if there is one."""
+    """How many targets a mean loss is a mean of, without ignored ones; with class weights, the sum of the weights."""
     if not isinstance(target, Tensor):
         return length(target)
     if target.is_floating_point() or target.dtype == torch.bool or target.is_complex():
@@ -114,7 +114,7 @@ def _first(batch: Any, most: int) -> Any:
 
 
 def _moved(batch: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """On the parameters' device, and floating-point numbers in their precision."""
+    """The batch on the parameters' device, with floating-point tensors in the parameters' dtype."""
     return _mapped(batch, lambda t: t.to(device, dtype if t.is_floating_point() else None, non_blocking=True))
 
 

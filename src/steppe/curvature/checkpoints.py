@@ -1,4 +1,4 @@
-"""Long measurements survive being stopped: their state goes to a file now and then, and all of it or nothing."""
+"""Saved states of long measurements: complete files, each with the identity of its measurement."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torch import Tensor
 
 from ..support.files import whole_file
 
-SAVE_EVERY = 60.0  # seconds between two savings of a long run
+SAVE_EVERY = 60.0  # seconds between two saves of a long run
 
 
 def write(state: Any, path: Path) -> None:
-    """Write a file whole: a process that is killed meanwhile leaves the last one."""
+    """Write a file completely or not at all: a process killed while writing leaves the previous file."""
     with whole_file(path) as beside:
         torch.save(state, beside)
 
 
 class Checkpoint:
-    """A file for the state of one measurement, and what must agree for a saved state to be of the same one."""
+    """A file for the state of one measurement. A saved state is loaded only if its identity is the same."""
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: Callable[[], dict[str, Any]]):
         self.path = None if path is None else Path(path)
@@ -34,40 +34,40 @@ class Checkpoint:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Computed when it is first needed: it may take a pass over the data."""
+        """What identifies the measurement. Computed on first use: it may take a pass over the data."""
         if self._identity is None:
             self._identity = self._identity_of()
         return self._identity
 
     def load(self) -> dict[str, Any] | None:
-        """What was saved, if anything was."""
+        """The saved state, or None if nothing was saved."""
         if self.path is None or not self.path.exists():
             return None
         state = torch.load(self.path, map_location="cpu", weights_only=True)
         saved = state.pop("of") if isinstance(state, dict) and "of" in state else None
         if saved != self.identity:
-            raise ValueError(f"the saved run in {self.path} is another one: {saved} was saved, this is {self.identity}")
+            raise ValueError(f"{self.path} holds another measurement: {saved} was saved, this one is {self.identity}")
         return state
 
     def save(self, state: Callable[[], dict[str, Any]], now: bool = False) -> None:
-        """Save, if the last time is a while ago or it is to be now."""
+        """Save if `now`, or if the last save was `SAVE_EVERY` seconds ago."""
         if self.path is None or (not now and time.monotonic() - self._saved_at < SAVE_EVERY):
             return
         write({**state(), "of": self.identity}, self.path)
         self._saved_at = time.monotonic()
 
 
-def mark_of(operator: Any) -> str | None:
-    """Tells other weights, other data and other matrices apart. None of an operator that is only known by products."""
+def fingerprint(operator: Any) -> str | None:
+    """Differs for other weights, other data and other matrices. None for an operator that only offers products."""
     kind, objective = type(operator).__name__, getattr(operator, "objective", None)
-    if objective is not None:  # the loss in the digits that every machine agrees on, the weights in all of theirs
+    if objective is not None:  # loss: the digits on which all machines agree
         names = hashlib.sha256(", ".join(objective.names).encode()).hexdigest()[:8]
         weights = _digest(objective.flat(objective.weights()))
         return f"{kind} of {names}, weights {weights}, loss {float(objective.loss()):.5g}"
     if isinstance(operator, Tensor):
         return f"{kind} {_digest(operator)}"
     if isinstance(scale := getattr(operator, "scale", None), Tensor):
-        return f"{kind} by {_digest(scale)} of {mark_of(operator.operator)}"
+        return f"{kind} by {_digest(scale)} of {fingerprint(operator.operator)}"
     return None
 
 

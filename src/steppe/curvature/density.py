@@ -1,9 +1,9 @@
-"""The whole spectrum: its density, its moments, and log|det| of the part that is not zero.
+"""The whole spectrum: its density, its moments, and log|det| of its nonzero part.
 
 Stochastic Lanczos quadrature on one block Krylov run. Every start vector zᵢ gives a sample of the spectrum: the Ritz
-values θⱼ with weights (zᵢᵀuⱼ)², whose mean over random signs is one per eigenvalue. Ritz vectors that have
-converged are eigenvectors, so their weight is known to be one: the outliers, where most of the noise would
-be, are exact, and only the bulk is sampled.
+values θⱼ with weights (zᵢᵀuⱼ)², whose mean over random signs is one per eigenvalue. A converged Ritz vector is an
+eigenvector, so its weight is known to be one. So the outliers, which would cause most of the noise, are exact, and
+only the bulk is sampled.
 
 >>> A = torch.diag(torch.cat([torch.tensor([50.0]), torch.linspace(0.1, 1, 299)]).double())
 >>> found = spectrum(A, probes=8, dimension=64)
@@ -26,16 +26,16 @@ from .estimates import Estimate
 from .krylov import Krylov
 from .progress import Progress
 
-_EIGENVECTOR = 1e-3  # residual/gap, the sine of the angle to the eigenvector, below which a Ritz vector counts as one
+_EIGENVECTOR = 1e-3  # a Ritz vector counts as an eigenvector if residual/gap, the sine of its angle to one, is below
 
 
 @dataclass(frozen=True)
 class LogDet:
     """log|det| of the part of the spectrum with |λ| above a cut, as a curve over cuts.
 
-    There is no one right cut: a trained model's eigenvalues go to zero without a gap. `counts` are the numbers of
-    eigenvalues above each cut; what is below is left out. The errors hold the probes' noise, and a third of the most
-    that the quadrature can be off by: a Ritz value near the cut stands for eigenvalues on both sides of it.
+    No single cut is right: a trained model's eigenvalues approach zero without a gap. `counts` are the numbers of
+    eigenvalues above each cut; the others are left out. The errors combine the noise of the probes with a third of the
+    largest possible error of the quadrature: a Ritz value near the cut stands for eigenvalues on both sides of it.
     """
 
     cuts: Tensor
@@ -53,7 +53,7 @@ class Spectrum:
     nodes: Tensor  # Ritz values, the largest first
     weights: Tensor = field(repr=False)  # probes by nodes; each row sums to about `size`
     exact: Tensor = field(repr=False)  # which nodes are eigenvalues, with weight one
-    spreads: Tensor = field(repr=False)  # of the eigenvalues that a node stands for, about it: ‖Au − θu‖
+    spreads: Tensor = field(repr=False)  # standard deviation of the eigenvalues that a node stands for: ‖Au − θu‖
     size: int = 0
     matvecs: int = 0
     seconds: float = 0.0
@@ -66,7 +66,7 @@ class Spectrum:
         samples = self.weights @ values
         cost = {"matvecs": self.matvecs, "seconds": self.seconds, "seed": self.seed, "method": "quadrature"}
         if bool(self.exact.all()):
-            # Rounding is not seen in the spread of the samples: the nodes' own, and that of the sum.
+            # The spread of the samples does not show rounding: that of the nodes, and that of the sum.
             moved = (function(self.nodes + self.spreads) - values).abs()
             rounding = float((moved + torch.finfo(torch.float64).eps * values.abs()).sum())
             return Estimate.exact(float(samples[0]), rounding, **cost)
@@ -78,14 +78,14 @@ class Spectrum:
 
     @property
     def width(self) -> float:
-        """A hundredth of the range, or of the size where all eigenvalues are equal: what densities are smoothed by."""
+        """The default smoothing width: 1% of the range, or of the largest |λ| if all eigenvalues are equal."""
         low, high = float(self.nodes.min()), float(self.nodes.max())
         size = max(abs(low), abs(high))
-        span = high - low if high - low > 1e-5 * size else size  # rounding errors are no range
+        span = high - low if high - low > 1e-5 * size else size  # a smaller range is rounding error
         return span / 100
 
     def density(self, grid: Tensor | int = 400, width: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """The density on a grid, smoothed by a Gaussian of a width, and its standard error: three tensors."""
+        """Three tensors: a grid, the density on it, smoothed by a Gaussian of a width, and its standard error."""
         width = width or self.width or 1.0
         if not isinstance(grid, Tensor):
             low, high = float(self.nodes.min()), float(self.nodes.max())
@@ -96,7 +96,7 @@ class Spectrum:
         return grid, samples.mean(dim=0), self._noise(samples)
 
     def log_det(self, cuts: Tensor | None = None) -> LogDet:
-        """log|det| of the part above each cut. Cuts: by default five decades below the largest eigenvalue.
+        """log|det| of the part above each cut. Default cuts: the five decades below the largest eigenvalue.
 
         >>> found = spectrum(torch.diag(torch.tensor([4.0, 2.0, 0.0]).double()))
         >>> found.log_det(torch.tensor([1.0, 3.0])).values.exp()
@@ -111,7 +111,7 @@ class Spectrum:
         above = (sizes.unsqueeze(0) > cuts.unsqueeze(1)).double()
         logs = torch.where(above > 0, sizes.clamp_min(1e-300).log().unsqueeze(0), 0.0)
         values, counts = self.weights @ logs.T, self.weights @ above.T
-        across = self.weights.mean(dim=0) * self._across(cuts)  # how many eigenvalues may lie beyond the cut
+        across = self.weights.mean(dim=0) * self._across(cuts)  # eigenvalues that may be on the other side
         furthest = torch.maximum(sizes.unsqueeze(0), cuts.unsqueeze(1)) + self.spreads
         largest_logs = torch.maximum(furthest.log().abs(), cuts.log().abs().unsqueeze(1))
         return LogDet(
@@ -121,7 +121,7 @@ class Spectrum:
         )  # fmt: skip
 
     def _noise(self, samples: Tensor) -> Tensor:
-        """The standard error of the mean over probes. One probe says nothing about it."""
+        """The standard error of the mean over probes; infinite for a single probe."""
         if bool(self.exact.all()):
             return torch.zeros_like(samples[0])
         if len(samples) == 1:
@@ -129,9 +129,9 @@ class Spectrum:
         return samples.std(dim=0) / math.sqrt(len(samples))
 
     def _across(self, cuts: Tensor) -> Tensor:
-        """The most of each node's weight that may lie on the other side of each cut (Cantelli's inequality).
+        """The largest share of each node's weight that may be on the other side of each cut (Cantelli's inequality).
 
-        Seen from its Ritz vector, the spectrum has mean θ and variance ‖Au − θu‖².
+        With the weights of its Ritz vector, the spectrum has mean θ and variance ‖Au − θu‖².
         """
         distances, variances = (self.nodes.abs().unsqueeze(0) - cuts.unsqueeze(1)).square(), self.spreads.square()
         share = variances / (variances + distances)
@@ -147,9 +147,9 @@ def spectrum(
     checkpoint: Any = None,
     progress: bool | None = None,
 ) -> Spectrum:
-    """The spectrum by block Lanczos quadrature: `dimension` products, from which all of it follows.
+    """The spectrum by block Lanczos quadrature, from `dimension` products.
 
-    `operator` may be a `Krylov` run with random starts and no restart; its block is then the number of probes.
+    `operator` may be a `Krylov` run with random start vectors and no restart; its block is then the number of probes.
     """
     if not isinstance(operator, Krylov) and probes < 2:
         raise ValueError(f"probes must be at least 2, for an error bar, got {probes}")
@@ -157,7 +157,7 @@ def spectrum(
     run.require_same_weights()
     begun, goal = time.monotonic(), min(dimension, run.size)
     key = f"spectrum, {goal}"
-    spent = run.notes.setdefault(key, run.matvecs)  # saved with the run: a resumed one counts from there
+    spent = run.notes.setdefault(key, run.matvecs)  # saved with the run, so that a resumed run counts from there
     with Progress("spectrum", progress) as bar:
         while run.dimension < goal and not run.restarts:
             run.step()
@@ -165,7 +165,9 @@ def spectrum(
     run.notes.pop(key)
     run.save()
     if run.restarts:
-        raise ValueError("the run was restarted, so its start is lost: use a larger max_basis, or a run of its own")
+        raise ValueError(
+            "the run was restarted, which discards its start block: use a larger max_basis, or a separate run"
+        )
     ritz = run.ritz()
     first = len(run.corner)
     weights = (run.corner.T @ ritz.coordinates[:first]).square()
@@ -180,10 +182,10 @@ def spectrum(
 
 
 def _eigenvectors(values: Tensor, residuals: Tensor) -> Tensor:
-    """Which Ritz vectors have converged to an eigenvector of their own. A single one has no gap that would say so."""
+    """Which Ritz vectors have converged to a single eigenvector. A single Ritz value has no gap to judge by."""
     if len(values) == 1:
         return torch.zeros(1, dtype=torch.bool)
     gaps = (values.unsqueeze(1) - values.unsqueeze(0)).abs() - residuals.unsqueeze(0)
     gaps.fill_diagonal_(torch.inf)
     gap = gaps.min(dim=1).values
-    return (gap > 0) & (residuals <= _EIGENVECTOR * gap)  # a zero matrix has residuals of zero, and no gaps
+    return (gap > 0) & (residuals <= _EIGENVECTOR * gap)  # gap > 0: a zero matrix has zero residuals and no gaps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,27 +13,28 @@ from torch import Tensor
 from .krylov import Krylov, Ritz, Which, best_first, least_basis
 from .progress import Progress
 
-_SURE = 1e-3  # a relative residual above which a Ritz value is too often not the one that is looked for
+Bound: TypeAlias = Literal["residual", "gap"]
+_LARGEST_RESIDUAL = 1e-3  # relative; above it, a Ritz value too often belongs to another eigenvalue
 
 
 @dataclass(frozen=True)
 class Eigenvalues:
-    """Eigenvalues in the order asked for, and how sure each is.
+    """Eigenvalues in the requested order, with their uncertainties.
 
-    `residuals` are ‖Au − θu‖: there is certainly an eigenvalue that close. `errors` are 2·residual²/gap where the gap
-    to the other eigenvalues is clear, and usually far smaller; the gap is itself estimated.
+    `residuals` are ‖Au − θu‖: there is certainly an eigenvalue within this distance. `errors` are 2·residual²/gap if
+    the gap to the other eigenvalues is clear, and usually far smaller than the residuals; the gap itself is estimated.
     """
 
     values: Tensor
     errors: Tensor
     residuals: Tensor
-    converged: Tensor  # one truth value each
+    converged: Tensor  # one bool per eigenvalue
     matvecs: int
     seconds: float
     seed: int
     which: str = "top"
     how: str = ""  # how products were computed
-    vectors: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)  # one a column
+    vectors: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)  # one per column
 
     def __str__(self) -> str:
         shown = [
@@ -51,7 +52,7 @@ def eigenvalues(
     *,
     which: Which = "top",
     rtol: float = 1e-3,
-    bound: Literal["residual", "gap"] = "residual",
+    bound: Bound = "residual",
     max_matvecs: int = 1000,
     block: int = 1,
     start: Tensor | None = None,
@@ -60,15 +61,15 @@ def eigenvalues(
     checkpoint: Any = None,
     progress: bool | None = None,
 ) -> Eigenvalues:
-    """The k largest (``"top"``), smallest (``"bottom"``) or largest in size (``"magnitude"``) eigenvalues.
+    """The k largest (``"top"``), smallest (``"bottom"``) or largest in absolute value (``"magnitude"``) eigenvalues.
 
-    Stops when each has a relative error of at most `rtol`: by the residual bound, which is certain and leaves an
-    error that is usually far smaller, or by the gap bound, which takes about a third fewer products. That there is an
-    eigenvalue so near does not say that it is the largest: a random start may lie almost across the largest one's
-    vector. At a residual of 1e-2 that fools one run in 25 on small nets, at 1e-3 one in 300. So the residual bound
-    never stops above 1e-3; the gap bound takes that risk, unless `block` is 2 or more. For more values
-    than the block has vectors another random direction is then let in, until the values stay: so repeated eigenvalues
-    are found as often as they occur. `operator` may be a `Krylov` run, which is then extended as far as needed.
+    Stops when each has a relative error of at most `rtol`: by the residual bound, which is certain and usually far
+    larger than the error, or by the gap bound, which needs about a third fewer products. A small residual shows that
+    an eigenvalue is near, not that it is the largest: a random start may be almost orthogonal to the top eigenvector.
+    On small nets this happens in one run of 25 at a residual of 1e-2, and in one of 300 at 1e-3. So the residual bound
+    never stops above 1e-3. The gap bound takes that risk, unless `block` is 2 or more. If k is larger than the block,
+    random directions are added, one at a time, until the values do not change: so repeated eigenvalues are found with
+    their multiplicity. `operator` may be a `Krylov` run, which is then extended as far as needed.
 
     >>> A = torch.diag(torch.tensor([-7.0, 1.0, 2.0, 5.0]).double())
     >>> [round(eigenvalues(A, which=end).values.item(), 6) for end in ("top", "bottom", "magnitude")]
@@ -76,44 +77,24 @@ def eigenvalues(
     """
     if which not in ("top", "bottom", "magnitude"):
         raise ValueError(f'which must be "top", "bottom" or "magnitude", not {which!r}')
-    if rtol <= 0:
-        raise ValueError(f"rtol must be positive, got {rtol}")
-    if isinstance(operator, Krylov):
-        run = operator
-        run.require_same_weights()
-    else:
-        options = {"block": block, "start": start, "seed": seed, "max_basis": max_basis, "checkpoint": checkpoint}
-        run = Krylov(operator, **options)
-    if not 1 <= k <= run.size:
-        raise ValueError(f"k must be between 1 and {run.size}, the number of weights, got {k}")
-    least = least_basis(k, run.block + (k > run.block))  # one more for the random direction that is let in
-    if run.max_basis < min(least, run.size):
-        raise ValueError(f"max_basis must be at least {least} for {k} eigenvalues and blocks of {run.block}")
+    options = {"block": block, "start": start, "seed": seed, "max_basis": max_basis, "checkpoint": checkpoint}
+    run = operator if isinstance(operator, Krylov) else Krylov(operator, **options)
+    _require_possible(run, k, rtol)
     run.look_for(which, k)
-    begun, key = time.monotonic(), f"{which} {k} eigenvalues, {bound} {rtol:g}"
+    begun, title = time.monotonic(), f"{which} {k} eigenvalues"
+    key = f"{title}, {bound} {rtol:g}"
     now = run.notes.setdefault(key, {"verifying": None, "waited": 0, "spent": run.matvecs})  # saved with the run
     spent = now["spent"]
-    patience = 2 + math.ceil(math.log10(run.size))  # steps until another random direction shows what it hides
-    with Progress(f"{which} {k} eigenvalues", progress) as bar:
+    with Progress(title, progress) as bar:
         while True:
             if run.dimension >= k:
                 ritz = run.ritz()
                 chosen = best_first(ritz.values, which)[:k]
-                errors = (ritz.gap_bounds if bound == "gap" else ritz.residuals)[chosen]
-                strict = rtol if bound == "gap" else min(rtol, _SURE)
-                converged = _small_enough(run, ritz, chosen, errors, strict)
+                converged = _small_enough(run, ritz, chosen, bound, rtol)
                 bar(run.matvecs / max_matvecs, f"{int(converged.sum())} of {k} converged")
-                if run.complete or run.matvecs - spent >= max_matvecs:
+                exhausted = run.complete or run.matvecs - spent >= max_matvecs
+                if exhausted or (converged.all() and _verified(run, now, ritz, chosen, which, rtol)):
                     break
-                verifying = now["verifying"]  # the values before another random direction was let in
-                looked = verifying is None or (now["waited"] >= patience and not _threatened(ritz, chosen, which))
-                if converged.all() and looked:
-                    values = ritz.values[chosen]
-                    unchanged = verifying is not None and torch.allclose(values, verifying, rtol=rtol, atol=0)
-                    if k <= run.block or unchanged:
-                        break
-                    now["verifying"], now["waited"] = values, 0
-                    run.inject()
             now["waited"] += 1
             run.step()
     run.notes.pop(key)
@@ -126,16 +107,44 @@ def eigenvalues(
     )  # fmt: skip
 
 
-def _small_enough(run: Krylov, ritz: Ritz, chosen: Tensor, errors: Tensor, rtol: float) -> Tensor:
-    """Which of the chosen are accurate enough. An eigenvalue of zero is held to the scale of the largest."""
+def _require_possible(run: Krylov, k: int, rtol: float) -> None:
+    if rtol <= 0:
+        raise ValueError(f"rtol must be positive, got {rtol}")
+    run.require_same_weights()
+    if not 1 <= k <= run.size:
+        raise ValueError(f"k must be between 1 and {run.size}, the number of weights, got {k}")
+    least = least_basis(k, run.block + (k > run.block))  # one more for the random direction that is added
+    if run.max_basis < min(least, run.size):
+        raise ValueError(f"max_basis must be at least {least} for {k} eigenvalues and blocks of {run.block}")
+
+
+def _verified(run: Krylov, now: dict[str, Any], ritz: Ritz, chosen: Tensor, which: Which, rtol: float) -> bool:
+    """Whether converged values are final. If not, a random direction is added, or has yet to show what it finds."""
+    before = now["verifying"]  # the values before the last random direction was added
+    patience = 2 + math.ceil(math.log10(run.size))  # steps until a random direction shows an eigenvector it contains
+    if before is not None and (now["waited"] < patience or _threatened(ritz, chosen, which)):
+        return False
+    values = ritz.values[chosen]
+    unchanged = before is not None and torch.allclose(values, before, rtol=rtol, atol=0)
+    if len(chosen) <= run.block or unchanged:
+        return True
+    now["verifying"], now["waited"] = values, 0
+    run.inject()
+    return False
+
+
+def _small_enough(run: Krylov, ritz: Ritz, chosen: Tensor, bound: Bound, rtol: float) -> Tensor:
+    """Which of the chosen values are accurate enough. For an eigenvalue of zero, relative to the largest one."""
+    errors = (ritz.gap_bounds if bound == "gap" else ritz.residuals)[chosen]
+    rtol = rtol if bound == "gap" else min(rtol, _LARGEST_RESIDUAL)
     floor = torch.finfo(run.dtype).eps * 100 * ritz.values.abs().max()
     enough = errors <= rtol * torch.maximum(ritz.values[chosen].abs(), floor)
-    # In the first steps a Ritz value can sit still between two eigenvalues that it cannot tell apart yet.
+    # In the first steps a Ritz value can be stationary between two eigenvalues that are not yet resolved.
     return enough & (run.dimension >= min(len(chosen) + 2 * run.block + 1, run.size))
 
 
 def _threatened(ritz: Ritz, chosen: Tensor, which: Which) -> bool:
-    """Whether a Ritz value outside the chosen could still grow into one of them."""
+    """Whether a Ritz value outside the chosen ones could still become one of them."""
     sizes = ritz.values.abs() if which == "magnitude" else ritz.values if which == "top" else -ritz.values
     others = torch.ones(len(sizes), dtype=torch.bool)
     others[chosen] = False

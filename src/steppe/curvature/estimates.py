@@ -1,4 +1,4 @@
-"""Numbers with error bars."""
+"""Estimates: numbers with error bars, and their differences."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 
 from ..support.student import t_quantile
 
-_THREE_HOLD = 0.9995  # three standard errors each way are to hold 99.9%
+_THREE_HOLD = 0.9995  # so that three standard errors each way cover 99.9%
 
 
 def mean_and_error(samples: Tensor) -> tuple[float, float, float, float]:
-    """The mean of independent samples, its standard error, and how far the truth may lie below and above it (95%).
+    """The mean of independent samples, its standard error, and how far the 95% interval reaches below and above it.
 
-    Squared norms are skewed to the right: where the few large ones are missing among the samples, the mean is too
-    low and so is its error. Hall's transformation (1992) takes the skewness out of the t statistic, which makes the
-    interval longer on the side where the truth more often is. Samples with long tails say less about their own spread:
-    the degrees of freedom are those with which s² varies as much as it does at their kurtosis (Satterthwaite). The
-    standard error is a third of the larger side's 99.9%: 1.1 σ/√n for many well-behaved samples, more for few, skewed
-    or long-tailed ones. The tenth is for estimates that stop by their own error, which are stopped early more often
-    than late.
+    Squared norms are skewed to the right. If the few large ones are missing among the samples, both the mean and its
+    estimated error are too low. Hall's transformation (1992) removes the skewness from the t statistic, which lengthens
+    the interval on the side where the true value is more likely. Samples with long tails give a less reliable estimate
+    of their own spread: the degrees of freedom are chosen so that s² varies as much as it does at the samples' kurtosis
+    (Satterthwaite). The standard error is a third of the larger side of the 99.9% interval: 1.1 σ/√n for many
+    well-behaved samples, more for few, skewed or long-tailed ones. The extra tenth is for estimates that stop by their
+    own error: they stop early more often than late.
     """
     count = len(samples)
     value = float(samples.mean())
@@ -54,14 +54,14 @@ def _unskewed(t: float, skewness: float, count: int) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number, how sure it is, and what it cost.
+    """A number, its uncertainty, and what it cost.
 
-    `samples` are the independent values that it is the mean of: `difference` pairs them across models.
+    `samples` are the independent values whose mean it is; `difference` pairs them across models.
     """
 
     value: float
-    standard_error: float  # widened where samples are few or skewed: see `mean_and_error`
-    low: float  # the 95% interval, by Student's t without the samples' skewness
+    standard_error: float  # larger where samples are few or skewed: see `mean_and_error`
+    low: float  # the 95% interval, by Student's t corrected for skewness
     high: float
     converged: bool  # whether the requested relative error was reached
     matvecs: int = 0
@@ -73,7 +73,7 @@ class Estimate:
 
     @classmethod
     def of(cls, samples: Tensor, *, rtol: float | None = None, error: float | None = None, **rest: Any) -> Estimate:
-        """The mean of independent samples, or of dependent ones whose standard error is known."""
+        """The mean of independent samples, or of dependent samples whose standard error is known."""
         samples = samples.detach().double().cpu()
         value, found, below, above = mean_and_error(samples)
         if error is None:
@@ -94,10 +94,10 @@ class Estimate:
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
-    """a − b. With the same seed both used the same random vectors, so that much of the error cancels.
+    """a − b. With the same seed both used the same random vectors, so much of the error cancels.
 
-    Samples are paired as far as both have them. If one has more, leaving the others out may cost more than pairing
-    saves: then all are used, with the correlation of those that have a partner.
+    Samples are paired as far as both estimates have them. If one has more, discarding the rest may cost more than
+    pairing saves; then all samples are used, with the correlation of the paired ones.
 
     >>> samples = torch.linspace(1, 3, 50)
     >>> a, b = Estimate.of(samples, seed=1), Estimate.of(0.9 * samples, seed=1)
@@ -122,7 +122,7 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
 
 
 def as_json(result: Any) -> Any:
-    """A result as plain numbers, lists and names: what `json.dump` takes. Vectors and samples are left out."""
+    """A result as plain numbers, lists and strings for `json.dump`, without vectors and samples."""
     if hasattr(result, "__dataclass_fields__"):
         left_out = {f.name for f in fields(result) if not f.repr}
         shallow = {f.name: getattr(result, f.name) for f in fields(result) if f.name not in left_out}

@@ -1,4 +1,4 @@
-"""Figures of what was measured. Every function returns a matplotlib Figure; `save` writes it."""
+"""Figures of measurements. Every function returns a matplotlib Figure; `save` writes it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def density_figure(spectra: Spectrum | Mapping[str, Spectrum], width: float | No
     lowest, highest = float("inf"), 0.0
     for colour, (name, one) in zip(_cycle(), named.items(), strict=False):
         grid, density, error = one.density(width=width)
-        lowest = min(lowest, 0.1 / (one.size * width))  # a quarter of what one eigenvalue makes
+        lowest = min(lowest, 0.1 / (one.size * width))  # a quarter of the peak of one eigenvalue
         highest = max(highest, float(density.max()))
         axes.plot(grid, density, color=colour, label=name, linewidth=1.4)
         low = (density - error).clamp_min(lowest / 100)
@@ -95,7 +95,7 @@ def transformation_figure(gammas: Mapping[str, Tensor], largest: float = 1.0) ->
 
 
 def line_figure(slice: Line) -> Figure:
-    """Loss along a line; where it is not a number the axis is marked."""
+    """Loss along a line. Steps where the loss is not finite are marked on the axis."""
     figure, axes = _blank(slice.axis, "loss")
     for colour, (name, losses) in zip(_cycle(), slice.losses.items(), strict=False):
         axes.plot(slice.steps, losses, color=colour, label=name, linewidth=1.4)
@@ -111,16 +111,17 @@ def line_figure(slice: Line) -> Figure:
 
 
 def contour_figure(plane: Plane) -> Figure:
-    """Loss on a plane as contours, evenly spaced in the logarithm; the optimizer's path on it if there is one.
+    """Loss on a plane as contours, evenly spaced in the logarithm, with the optimizer's path if there is one.
 
-    A loss of zero is drawn as the smallest one above it. Where some are negative, contours are even in the loss.
+    A loss of zero is drawn as the smallest positive loss. If any loss is negative, contours are evenly spaced in the
+    loss itself.
     """
     figure, axes = _blank(*plane.axes)
     shown, label = torch.where(plane.losses.isfinite(), plane.losses, torch.nan), "loss"
     positive = shown[shown > 0]
     if len(positive) and not bool((shown < 0).any()):
         shown, label = shown.clamp_min(positive.min()).log10(), "log₁₀ loss"
-    axes.set_facecolor("0.85")  # shows where there is no number
+    axes.set_facecolor("0.85")  # visible where the loss is not finite
     filled = axes.contourf(plane.across, plane.up, shown, levels=24, cmap="viridis")
     axes.contour(
         plane.across, plane.up, shown, levels=24, colors="white", linestyles="solid", linewidths=0.3, alpha=0.6
@@ -162,10 +163,10 @@ def surface_html(plane: Plane, path: str | os.PathLike[str]) -> None:
     first, second = plane.axes
     told = f"loss %{{z:.5g}}<br>{first} %{{x:.3g}}<br>{second} %{{y:.3g}}<extra></extra>"
     shown: dict[str, Any] = {"colorscale": "Viridis", "hovertemplate": told}
-    shown["colorbar"] = {"len": 0.75, "title": {"text": "loss"}}  # short: the buttons are above it
+    shown["colorbar"] = {"len": 0.75, "title": {"text": "loss"}}  # short, because the buttons are above it
     figure = go.Figure(go.Surface(x=plane.across.tolist(), y=plane.up.tolist(), z=losses, **shown))
     scene: dict[str, Any] = {"xaxis_title": plane.axes[0], "yaxis_title": plane.axes[1], "zaxis_title": "loss"}
-    # As wide as it is high, from far enough to see all of it, and over the rim into the valley.
+    # As wide as it is deep; the camera sees all of it, and looks over the rim into the valley.
     scene |= {"aspectmode": "manual", "aspectratio": {"x": 1, "y": 1, "z": 0.8}}
     scene["camera"] = {"eye": {"x": -1.0, "y": -1.35, "z": 1.0}, "center": {"x": 0, "y": 0, "z": -0.15}}
     figure.update_layout(scene=scene, margin={"l": 0, "r": 0, "t": 0, "b": 0}, template="plotly_white", autosize=True)

@@ -1,11 +1,11 @@
 """Flatness in a ball around the weights: how much the loss, or its gradient, can grow within a radius ρ.
 
-The two maxima have no closed form. What a maximiser finds is a *lower bound*, and is reported as one, with the spread
-over several starts: along the gradient, along the top eigenvector both ways, and random.
+The two maxima have no closed form. A maximiser finds a *lower bound*, which is reported with the spread over several
+starts: along the gradient, along the top eigenvector in both directions, and random.
 
-With ``adaptive=True`` each weight is measured in its own size: the ball is {w + T⊙s : ‖s‖ ≤ ρ} with T = |w| + η
-(Kwon et al. 2021). With η = 0 it does not change when layers are rescaled against each other; the default of 0.01 lets
-weights near zero move too.
+With ``adaptive=True`` each weight is measured relative to its own size: the ball is {w + T⊙s : ‖s‖ ≤ ρ} with
+T = |w| + η (Kwon et al. 2021). With η = 0 the result does not change when layers are rescaled against each other. The
+default of 0.01 lets weights near zero move too.
 
 >>> model = torch.nn.Linear(2, 1, bias=False).double()
 >>> _ = model.weight.data.zero_()
@@ -31,34 +31,35 @@ from .eigen import eigenvalues
 from .objective import Objective
 from .operator import Hessian, Scaled, Way
 from .progress import Progress
+from .random_rows import gaussian
 
 
 @dataclass(frozen=True)
 class Flatness:
-    """A lower bound on a maximum over the ball, and what each start found."""
+    """A lower bound on a maximum over the ball, and the value that each start reached."""
 
     value: float  # the best of all starts
     starts: dict[str, float]
-    curvature: float  # what λ_max would be if the loss were its second-order expansion at a minimum
+    curvature: float  # λ_max, if the loss were quadratic with its minimum at the weights
     rho: float
     adaptive: bool
-    gradients: int  # evaluations of the gradient over all data; a product counts as two
+    gradients: int  # gradient evaluations over all data; a Hessian product counts as two
     seconds: float
     offset: Vector | None = field(default=None, repr=False, compare=False)  # where the maximum was found
 
     @property
     def spread(self) -> float:
-        """Between the best start and the worst: large where the maximiser cannot be trusted."""
+        """The best start minus the worst. A large spread means that the maximiser is not reliable here."""
         return self.value - min(self.starts.values())
 
 
 @dataclass(frozen=True)
 class SurrogateGap:
-    """h = L(w + e) − L(w) one step up the gradient, e = ρg/‖g‖ (Zhuang et al. 2022)."""
+    """h = L(w + e) − L(w) after one step along the gradient, e = ρg/‖g‖ (Zhuang et al. 2022)."""
 
     gap: float
     sharpness: float  # 2h/ρ²: λ_max where the gradient points along the top eigenvector
-    cosine: float  # between the gradients here and there
+    cosine: float  # between the gradients at w and at w + e
     loss: float
     perturbed_loss: float
     gradient_norm: float
@@ -67,7 +68,7 @@ class SurrogateGap:
 
 
 def surrogate_gap(objective: Objective, rho: float, *, adaptive: bool = False, eta: float = 0.01) -> SurrogateGap:
-    """The surrogate gap, 2h/ρ², and cos θ: from two gradients."""
+    """The surrogate gap h, 2h/ρ², and cos θ, from two gradients."""
     _check_rho(rho)
     scale = _scale(objective, adaptive, eta)
     loss, gradient = objective.gradient()
@@ -83,9 +84,9 @@ def surrogate_gap(objective: Objective, rho: float, *, adaptive: bool = False, e
 def zeroth_order(
     objective: Objective, rho: float, *, adaptive: bool = False, eta: float = 0.01, **options: Any
 ) -> Flatness:
-    """R⁽⁰⁾ = max over the ball of L(w') − L(w), from below. At a minimum 2R⁽⁰⁾/ρ² is near λ_max.
+    """A lower bound on R⁽⁰⁾ = max over the ball of L(w') − L(w). At a minimum 2R⁽⁰⁾/ρ² is near λ_max.
 
-    Options: ``restarts`` (random starts, 2), ``steps`` (at most, per start, 50), ``seed`` (0), ``progress``.
+    Options: ``restarts`` (random starts, 2), ``steps`` (most steps per start, 50), ``seed`` (0), ``progress``.
     """
     _check_rho(rho)
     here = float(objective.loss())
@@ -101,16 +102,17 @@ def zeroth_order(
 def first_order(
     objective: Objective, rho: float, *, adaptive: bool = False, eta: float = 0.01, **options: Any
 ) -> Flatness:
-    """R⁽¹⁾ = ρ · max over the ball of ‖∇L(w')‖, from below (Zhang et al. 2023). At a minimum R⁽¹⁾/ρ² is near λ_max.
+    """A lower bound on R⁽¹⁾ = ρ · max over the ball of ‖∇L(w')‖ (Zhang et al. 2023).
 
-    Never below R⁽⁰⁾. Adaptive: the slope too is measured in the ball's coordinates, ‖T⊙∇L‖. Options: `zeroth_order`'s.
+    At a minimum R⁽¹⁾/ρ² is near λ_max. R⁽¹⁾ is never below R⁽⁰⁾. If adaptive, the gradient is also measured in the
+    ball's coordinates, ‖T⊙∇L‖. Options: as in `zeroth_order`.
     """
     _check_rho(rho)
     scale, here = _scale(objective, adaptive, eta), Hessian(objective)
 
     def climb(offset: Vector) -> tuple[float, Vector]:
         there = objective.at(offset)
-        way: Way = "fresh" if here.way == "auto" else here.way  # one that works: the search for starts has tried
+        way: Way = "fresh" if here.way == "auto" else here.way  # the search for starts has found one that works
         gradient = _stretched(there.gradient()[1], scale)
         norm = gradient.norm()
         return rho * float(norm), rho * (Hessian(there, way=way) @ _stretched(gradient, scale)) / (norm + TINY)
@@ -131,7 +133,7 @@ def _maximise(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Flatness:
-    """Climb from every start. `climb` gives a value and its slope at an offset; `cost` is its price in gradients."""
+    """Ascend from every start. `climb` gives a value and its gradient at an offset; it costs `cost` gradients."""
     begun = time.monotonic()
     starts, spent = _starts(operator, rho, scale, restarts, seed)
     found: dict[str, float] = {}
@@ -153,26 +155,25 @@ def _maximise(
 def _starts(
     operator: Hessian, rho: float, scale: Vector | None, restarts: int, seed: int
 ) -> tuple[dict[str, Vector], int]:
-    """Where to climb from, in the coordinates s: up the gradient, both ends of the top eigenvector, random."""
+    """Start points in the coordinates s: along the gradient, along ± the top eigenvector, random."""
     objective = operator.objective
     stretched = operator if scale is None else Scaled(operator, objective.flat(scale))
     top = eigenvalues(stretched, rtol=1e-2, max_matvecs=40, seed=seed, progress=False)
-    operator.forget()  # no product is taken here any more
+    operator.forget()  # no more products at these weights
     vector = rho * objective.vector(top.vectors[:, 0])
     uphill = rho * unit(_stretched(objective.gradient()[1], scale))
     starts = {"gradient": uphill, "top eigenvector": vector, "top eigenvector, other way": -vector}
     generator = torch.Generator().manual_seed(seed)
     for index in range(restarts):
-        flat = torch.randn(objective.size, generator=generator, dtype=torch.float64)
-        starts[f"random {index + 1}"] = rho * unit(objective.vector(flat.to(objective.device, objective.dtype)))
+        starts[f"random {index + 1}"] = rho * _random_unit(objective, generator)
     return starts, 2 * top.matvecs + 1
 
 
 def _ascend(
     climb: Callable[[Vector], tuple[float, Vector]], at: Vector, rho: float, scale: Vector | None, steps: int
 ) -> tuple[float, Vector, int]:
-    """Climb in the ball. Each step heads for the point of the sphere that the slope points at, and stops on the way
-    if that is lower: every step rises, and for a convex function the whole step always does.
+    """Ascend in the ball. Each step goes towards the point of the sphere in the direction of the gradient. If the value
+    there is lower, the step is shortened. So every step rises; for a convex function the full step always does.
     """
     value, slope = climb(_stretched(at, scale))
     evaluations = 1
@@ -206,9 +207,14 @@ def _stretched(vector: Vector, scale: Vector | None) -> Vector:
     return vector if scale is None else vector * scale
 
 
+def _random_unit(objective: Objective, generator: torch.Generator) -> Vector:
+    (flat,) = gaussian(1, objective.size, generator)
+    return unit(objective.vector(flat.to(objective.device, objective.dtype)))
+
+
 def _check_rho(rho: float) -> None:
     if not rho > 0:
-        raise ValueError(f"rho must be positive, got {rho}: it is the radius of the ball that is searched")
+        raise ValueError(f"rho must be positive, got {rho}: it is the radius of the searched ball")
 
 
 # Local minima and maxima along random directions
@@ -222,7 +228,7 @@ class Extrema:
     maxima: Tensor
     losses: Tensor = field(repr=False)  # directions by steps + 1, the first column at the weights
     step: float = 0.0
-    resolution: float = 0.0  # rises and falls smaller than this are taken for rounding
+    resolution: float = 0.0  # smaller rises and falls count as rounding
     seed: int = 0
 
     def __str__(self) -> str:
@@ -239,9 +245,9 @@ def extrema(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Extrema:
-    """Walk away from the weights along random directions and count where the loss turns (Zhang et al. 2023, 5.1).
+    """Count local minima and maxima of the loss along random directions from the weights (Zhang et al. 2023, 5.1).
 
-    `resolution` is the smallest change of the loss that counts as one: by default 8 roundings of its value.
+    `resolution` is the smallest change of the loss that counts. Default: 8 units of rounding of its value.
     """
     _check_rho(step)
     generator = torch.Generator().manual_seed(seed)
@@ -251,9 +257,8 @@ def extrema(
     rows = []
     with Progress("local minima", progress) as bar:
         for index in range(directions):
-            flat = torch.randn(objective.size, generator=generator, dtype=torch.float64)
-            way = unit(objective.vector(flat.to(objective.device, objective.dtype)))
-            walk = [float(objective.loss((k * step) * way, finite=False)) for k in range(1, steps + 1)]
+            direction = _random_unit(objective, generator)
+            walk = [float(objective.loss((k * step) * direction, finite=False)) for k in range(1, steps + 1)]
             rows.append([here, *walk])
             bar((index + 1) / directions)
     losses = torch.tensor(rows, dtype=torch.float64)
@@ -263,7 +268,7 @@ def extrema(
 
 
 def _turns(values: list[float], resolution: float) -> tuple[int, int]:
-    """Local minima and maxima inside a walk. A turn counts once the loss has moved by more than the resolution.
+    """Local minima and maxima of a sequence. One counts once the loss has changed by more than the resolution.
 
     >>> _turns([0.0, -1.0, 0.0, 2.0, 1.0, 1.0 + 1e-12, 0.5], 1e-9)
     (1, 1)
@@ -282,7 +287,7 @@ def _turns(values: list[float], resolution: float) -> tuple[int, int]:
 
 
 def transformed(eigenvalues: Tensor, gamma: Tensor) -> Tensor:
-    """P(λ) = λ + Σ γ_t λ^(t+1): how generalization-aware minimization with coefficients γ sees an eigenvalue.
+    """P(λ) = λ + Σ γ_t λ^(t+1): what generalization-aware minimization with coefficients γ makes of an eigenvalue.
 
     >>> transformed(torch.tensor([1.0, 2.0]), torch.tensor([0.5, -0.1]))
     tensor([1.4000, 3.2000])

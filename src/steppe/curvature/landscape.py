@@ -2,7 +2,7 @@
 
 Directions are Gaussian and, by default, filter-normalised (Li et al. 2018): every filter of the direction gets the norm
 of the same filter of the weights, so that slices of different models can be compared. Grids are symmetric and contain
-0, the model is never moved, and a loss that is not a number stays one.
+0. The weights of the model are never changed. A loss that is not finite is stored as it is.
 
 >>> model = torch.nn.Linear(2, 1).double()
 >>> x, y = torch.eye(2, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.float64)
@@ -48,7 +48,7 @@ class Plane:
     up: Tensor
     losses: Tensor
     axes: tuple[str, str] = ("first direction", "second direction")
-    path: Tensor = field(default_factory=lambda: torch.empty(0, 2))  # of an optimizer, where there is one
+    path: Tensor = field(default_factory=lambda: torch.empty(0, 2))  # an optimizer's path, if there is one
 
 
 def random_direction(
@@ -56,11 +56,11 @@ def random_direction(
 ) -> Vector:
     """A Gaussian direction.
 
-    With ``"filter"`` and ``"layer"`` normalisation, biases and normalisation layers (parameters of one dimension) are
-    left alone: a small step in them would dwarf everything else. Orthogonality is made inside each filter, so that
-    it survives the normalisation. A filter of one weight has no second direction and is left alone too; if that leaves
-    nothing, orthogonality is made inside each layer, and at last over the whole model. Where nothing has a size to give
-    to a direction (only biases are measured, or all weights are zero) there is none, which is an error.
+    With ``"filter"`` and ``"layer"`` normalisation, parameters of one dimension (biases, normalisation layers) are not
+    moved: a small step in them would dominate the loss. The direction is made orthogonal inside each filter, so that
+    normalisation preserves orthogonality. A filter of one weight has no second direction and is not moved. If nothing
+    remains, the direction is made orthogonal inside each layer, or at last over the whole model. If nothing has a norm
+    to normalise to (only biases are measured, or all weights are zero), there is no direction, and this is an error.
     """
     if normalise not in ("filter", "layer", "model", "none"):
         raise ValueError(f'normalise must be "filter", "layer", "model" or "none", not {normalise!r}')
@@ -82,7 +82,7 @@ def random_direction(
     direction = objective.space.vector(pieces)
     if orthogonal_to is not None and normalise in ("model", "none"):
         if objective.size == 1:
-            raise ValueError("a single weight has no second direction: draw a line")
+            raise ValueError("a single weight has no second direction: use line instead of plane")
         direction = direction - (direction @ orthogonal_to / (orthogonal_to @ orthogonal_to)) * orthogonal_to
     if orthogonal_to is not None and normalise in ("filter", "layer") and not float(direction.norm()):
         coarser: Normalise = "layer" if normalise == "filter" else "model"
@@ -91,8 +91,8 @@ def random_direction(
         direction = direction * (objective.weights_vector().norm() / direction.norm())
     if not float(direction.norm()):
         raise ValueError(
-            f"{normalise} normalisation leaves no direction: only biases and weights of zero are measured; "
-            'draw one with normalise="none", or take an eigenvector'
+            f"{normalise} normalisation leaves no direction: only biases and zero weights are measured; "
+            'use normalise="none", or an eigenvector'
         )
     return direction
 
@@ -109,7 +109,7 @@ def line(
 ) -> Line:
     """The loss at w + a·direction for a from −reach to reach. Several models by name give several curves.
 
-    Without a direction each model gets a filter-normalised random one, from the same random numbers.
+    Without a direction, each model gets a filter-normalised random one, from the same random numbers.
     """
     steps = grid(reach, points)
     objectives = objective if isinstance(objective, Mapping) else {"model": objective}
@@ -152,10 +152,11 @@ def along_trajectory(
     margin: float = 0.25,
     progress: bool | None = None,
 ) -> Plane:
-    """The plane that holds most of an optimizer's path, with the path in it.
+    """The plane that contains most of an optimizer's path, with the path in it.
 
-    The two main axes (PCA) of the snapshots' differences from the objective's weights. A snapshot is a state dict, a
-    `Vector` or a flat tensor. The grid holds the path and a margin around it, and the weights at the origin.
+    It is spanned by the two main axes (PCA) of the snapshots' differences from the objective's weights. A snapshot is a
+    state dict, a `Vector` or a flat tensor. The grid contains the path, a margin around it, and the weights at the
+    origin.
     """
     here = objective.flat(objective.weights_vector())
     rows = torch.stack([_flat_snapshot(objective, s) - here for s in snapshots]).double()
@@ -168,7 +169,7 @@ def along_trajectory(
     path = rows @ basis.T
     reaches = (path.abs().amax(0) * (1 + margin)).tolist()
     longest = max(reaches) or 1.0
-    # A straight path has no second axis but rounding errors: the grid is then as high as it is wide.
+    # The second axis of a straight path is rounding error: the grid is then as high as it is wide.
     grids = [grid(reach if reach > 1e-6 * longest else longest, points) for reach in reaches]
     first, second = (objective.vector(b.to(here)) for b in basis)
     names = (f"first axis of the path ({shares[0]:.0%})", f"second axis ({shares[1]:.0%})")
@@ -177,7 +178,7 @@ def along_trajectory(
 
 
 def grid(reach: float, points: int) -> Tensor:
-    """Evenly spaced from −reach to reach, with 0 among them."""
+    """Evenly spaced values from −reach to reach, including 0."""
     if not 0 < reach < math.inf:
         raise ValueError(f"reach must be positive and finite, got {reach}")
     if points < 3 or points % 2 == 0:
@@ -205,10 +206,10 @@ def _rows(tensor: Tensor, normalise: Normalise) -> Tensor:
 
 
 def _without(rows: Tensor, other: Tensor) -> Tensor:
-    """Rows made orthogonal to other rows; zero where only rounding errors are left."""
+    """Rows made orthogonal to other rows; zero where only rounding errors remain."""
     sizes = other.square().sum(1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
     rest = rows
-    for _ in range(2):  # of a small rest much is rounding after the first time
+    for _ in range(2):  # after one pass, a small remainder is mostly rounding error
         rest = rest - (rest * other).sum(1, keepdim=True) / sizes * other
     least = 100 * torch.finfo(rows.dtype).eps * rows.norm(dim=1, keepdim=True)
     return torch.where(rest.norm(dim=1, keepdim=True) > least, rest, 0.0)

@@ -1,4 +1,4 @@
-"""Curvature while training: measured every so many steps, with its cost stated."""
+"""Curvature during training: measured at regular steps, with its cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .trace import trace
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured at one step."""
+    """The measurement at one step."""
 
     step: int
     loss: float
@@ -27,11 +27,11 @@ class Record:
 
 
 class Monitor:
-    """Call it once a step; every `every` steps it measures the top eigenvalue, and on request the trace.
+    """Call it once per step. Every `every` steps it measures the top eigenvalue and, with `trace_rtol`, the trace.
 
-    Every search for the eigenvalue starts anew from a random vector. The last one's vector would save about half of the
-    products, but whatever share of it the start has, an eigenvalue that has overtaken it is then missed too often.
-    Use a fixed sample of the data: the objective's loss must be a function of the weights alone.
+    Every search for the eigenvalue starts from a new random vector. Starting from the last eigenvector would save about
+    half of the products, but would too often miss an eigenvalue that has become larger, in any mixture with a random
+    vector. Use a fixed sample of the data: the objective's loss must be a function of the weights alone.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1)
@@ -66,11 +66,11 @@ class Monitor:
 
     @property
     def cost(self) -> float:
-        """The share of the time since the start that went into measuring."""
+        """The share of the time since the start that was spent measuring."""
         return self.seconds / max(time.monotonic() - self._begun, 1e-9)
 
     def __call__(self, step: int | None = None) -> Record | None:
-        """Count a step, and measure if its turn has come."""
+        """Count a step, and measure if it is a multiple of `every`."""
         self._calls += 1
         step = self._calls if step is None else step
         return self.measure(step) if step % self.every == 0 else None
@@ -79,7 +79,7 @@ class Monitor:
         """Measure now."""
         begun = time.monotonic()
         operator = Hessian(self.objective)
-        seed = self.seed + len(self.history)  # another start each time: none stays blind to the same vector
+        seed = self.seed + len(self.history)  # a new start each time, so that no eigenvector is missed every time
         top = eigenvalues(operator, rtol=self.rtol, seed=seed, progress=False)
         whole = trace(operator, rtol=self.trace_rtol, seed=self.seed, progress=False) if self.trace_rtol else None
         loss = float(self.objective.loss())

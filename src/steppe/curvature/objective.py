@@ -1,8 +1,8 @@
 """What is measured: the loss of a model over data, as a function of the weights.
 
-Everything in `steppe.curvature` looks at a model through an `Objective`. It evaluates the loss and its gradient
-at the weights or near them, over all the data, and leaves nothing behind: the weights are never moved (the model
-is called with other tensors in their place), and buffers, modes, random state and ``.grad`` stay as they were.
+Everything in `steppe.curvature` evaluates a model through an `Objective`: the loss and its gradient over all the data,
+at the weights or near them. An evaluation has no side effects. The weights are never changed (the model is called with
+other tensors in their place), and buffers, modes, random state and ``.grad`` are unchanged afterwards.
 
 >>> model = torch.nn.Linear(2, 1)
 >>> x, y = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0], [0.0]])
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 import random
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from ..engine.isolation import Snapshot
 from ..vector import Space, Vector
 from .batches import Data, count, length
 from .parameters import Selection, require_measurable, select
+from .weighted_sums import WeightedSums
 
 Mode: TypeAlias = Literal["eval", "batch", "train", "as-is"]
 
@@ -44,21 +44,22 @@ class Objective:
     """The loss of a model over data.
 
     Args:
-        model: Any module. Wrappers of DistributedDataParallel and `torch.compile` are taken off.
-        loss_fn: ``loss_fn(output, target)``, one number per batch. With `forward`: ``loss_fn(output, batch)``.
-        data: A pair of tensors, a list of batches, a DataLoader: anything that yields ``(input, target)`` batches.
-        params: Which parameters: name patterns (``"layer1.*"``), parameters, a submodule or a function of name and
-            parameter. All that require a gradient when left out.
+        model: Any module. Wrappers of DistributedDataParallel and `torch.compile` are removed.
+        loss_fn: ``loss_fn(output, target)``, which returns one number per batch. With `forward`:
+            ``loss_fn(output, batch)``.
+        data: A pair of tensors, a list of batches, a DataLoader, or any other iterable of ``(input, target)`` batches.
+        params: Which parameters are measured: name patterns (``"layer1.*"``), parameters, a submodule or a function
+            of name and parameter. Default: all that require a gradient.
         forward: ``forward(model, batch) -> output`` where batches are not ``(input, target)`` pairs.
-        weight: ``weight(batch)``: how many samples or tokens the batch's mean loss is a mean of. When left out:
-            the number of target entries, ignored ones not counted, times the loss's class weights if it has any.
-        reduction: ``"mean"`` or ``"sum"``: what the loss does over a batch. Read off `loss_fn` when it says.
-        mode: ``"eval"``; ``"batch"``: as eval, but BatchNorm normalises by the batch; ``"train"``: dropout too, with
-            the same masks in every evaluation; ``"as-is"``.
-        samples: Use so many samples only: the first ones of a pass over the data.
-        group: A process group over whose ranks the data is spread. Every rank must make the same calls.
-        cache_bytes: Batches are kept on the device when all of them together are no larger than this.
-        seed: Of the random numbers that the model draws (dropout) and that the loader draws (shuffling).
+        weight: ``weight(batch)``: how many samples or tokens the batch's mean loss is a mean of. Default: the number
+            of target entries that are not ignored, weighted by the loss's class weights if it has any.
+        reduction: ``"mean"`` or ``"sum"``: what the loss does over a batch. Default: what `loss_fn` says, else mean.
+        mode: ``"eval"``; ``"batch"``: like eval, but BatchNorm uses batch statistics; ``"train"``: with dropout too,
+            and the same masks in every evaluation; ``"as-is"``: the modes that the modules have.
+        samples: How many samples are used: the first ones of a pass over the data. Default: all.
+        group: The process group over whose ranks the data is split. Every rank must make the same calls.
+        cache_bytes: Batches are kept on the device if all of them together are no larger than this.
+        seed: For the random numbers of the model (dropout) and of the loader (shuffling).
     """
 
     def __init__(
@@ -92,8 +93,8 @@ class Objective:
         self.names = list(selected)
         self.space = Space([p.detach() for p in selected.values()])
         self._originals = list(selected.values())
-        self._moved: list[Tensor] | None = None  # weights other than the model's own
-        self._weights_found: dict[int, float] = {}  # of batches, by their place
+        self._moved: list[Tensor] | None = None  # the weights of `at`; None for the model's own
+        self._batch_weights: dict[int, float] = {}  # by the batch's index
         self._caller = _Caller(self.model, forward)
         self._data = Data(data, paired=forward is None, samples=samples, cache_bytes=cache_bytes, like=self.weights())
 
@@ -106,30 +107,30 @@ class Objective:
 
     @property
     def device(self) -> torch.device:
-        """Where flat vectors live: the first parameter's device."""
+        """The device of flat vectors: the first parameter's."""
         return self.space.params[0].device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of flat vectors: wide enough for all parameters."""
+        """The dtype of flat vectors: float64 if any parameter is float64, else float32."""
         return torch.float64 if any(p.dtype == torch.float64 for p in self.space.params) else torch.float32
 
     def weights(self) -> list[Tensor]:
-        """The weights measured at, one tensor per parameter, not copies."""
+        """The weights at which the loss is measured, one tensor per parameter. They are not copies."""
         return self._moved if self._moved is not None else [p.detach() for p in self._originals]
 
     def weights_vector(self) -> Vector:
-        """The weights measured at, as a vector."""
+        """The weights at which the loss is measured, as a vector."""
         return self.space.vector(self.weights())
 
     def at(self, offset: Vector) -> Objective:
-        """The same loss, seen from w + offset. The model keeps its weights."""
+        """The same loss, measured at w + offset. The model keeps its weights."""
         there = copy.copy(self)
         there._moved = [w + e.to(w) for w, e in zip(self.weights(), offset.tensors, strict=True)]
         return there
 
     def restricted(self, params: Selection) -> Objective:
-        """The same loss as a function of fewer parameters: those of the measured ones that are selected."""
+        """The same loss as a function of fewer parameters: the measured ones that are selected."""
         fewer = copy.copy(self)
         selected = {name: p for name, p in select(self.model, params).items() if name in self.names}
         require_measurable(selected)
@@ -140,17 +141,17 @@ class Objective:
         return fewer
 
     def state(self) -> tuple[Any, ...]:
-        """Changes when the weights or buffers do, or the modes where they count: what was computed is then outdated."""
+        """A value that changes with weights, buffers and (if mode is "as-is") modes: cached results are then stale."""
         tensors = self._tensors()
         versions = [(t._version, t.data_ptr()) for t in tensors]
         modes = [module.training for module in self.model.modules()] if self.mode == "as-is" else []
-        return *versions, *modes, *self.marks()  # changes through `.data` leave no other trace than the numbers
+        return *versions, *modes, *self.fingerprint()  # changes through `.data` are visible in the numbers alone
 
-    def marks(self) -> list[float]:
-        """Norm and maximum of each weight and buffer: other weights have others. Read from the device in one go."""
+    def fingerprint(self) -> list[float]:
+        """Norm and maximum of each weight and buffer, to tell other weights apart. One transfer from the device."""
         numbers = [t for t in self._tensors() if t.is_floating_point() and t.numel()]
-        marks = [*torch._foreach_norm(numbers), *torch._foreach_max(numbers)]
-        return torch.stack([mark.to(self.device, self.dtype) for mark in marks]).tolist()
+        found = [*torch._foreach_norm(numbers), *torch._foreach_max(numbers)]
+        return torch.stack([number.to(self.device, self.dtype) for number in found]).tolist()
 
     def _tensors(self) -> list[Tensor]:
         return [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
@@ -170,10 +171,10 @@ class Objective:
     # Evaluation
 
     def loss(self, offset: Vector | None = None, *, finite: bool = True) -> Tensor:
-        """The loss at the weights, or at w + offset. A loss that is not finite is an error unless `finite` is False."""
+        """The loss at the weights or at w + offset. A loss that is not finite is an error unless `finite` is False."""
         here = self if offset is None else self.at(offset)
         total = here.sums()
-        with here.quiet(), torch.no_grad():
+        with here.isolated(), torch.no_grad():
             for batch, weight in here.batches():
                 total.add(here.evaluate(here.weights(), batch)[1], weight)
         return total.loss(finite=finite)
@@ -182,7 +183,7 @@ class Objective:
         """The loss and its gradient, at the weights or at w + offset."""
         here = self if offset is None else self.at(offset)
         total = here.sums(here.size)
-        with here.quiet():
+        with here.isolated():
             for batch, weight in here.batches():
                 weights = [w.detach().requires_grad_() for w in here.weights()]
                 loss = here.differentiable(here.evaluate(weights, batch)[1])
@@ -191,7 +192,7 @@ class Objective:
         return total.loss(), here.vector(total.mean())
 
     def evaluate(self, weights: Sequence[Tensor], batch: Any) -> tuple[Any, Tensor]:
-        """The model's output and the loss on one batch, with given weights. Call it inside `quiet`."""
+        """The model's output and the loss on one batch, with given weights. Call it inside `isolated`."""
         self._seed_model()
         tensors = {_PREFIX + name: p.detach() for name, p in self.model.named_parameters()}
         tensors |= {_PREFIX + name: b.detach().clone() for name, b in self.model.named_buffers()}
@@ -208,7 +209,7 @@ class Objective:
         return loss.reshape(())
 
     def differentiable(self, loss: Tensor) -> Tensor:
-        """The loss, if it has a gradient."""
+        """The loss itself; an error if it has no gradient."""
         if not loss.requires_grad:
             raise ValueError(
                 "the loss has no gradient with respect to the measured parameters: it is detached, computed without "
@@ -217,20 +218,21 @@ class Objective:
         return loss
 
     def batches(self) -> Generator[tuple[Any, float], None, None]:
-        """All batches, on the device, each with its weight. Call it inside `quiet`."""
+        """All batches, on the device, each with its weight. Call it inside `isolated`."""
         for index, batch in enumerate(self._data):
-            if index not in self._weights_found or not self._data.kept:  # weighing a batch waits for the device
-                self._weights_found[index] = 1.0 if self.reduction == "sum" else float(self._weigh(batch))
-            yield batch, self._weights_found[index]
+            if index not in self._batch_weights or not self._data.kept:  # computing a weight synchronises
+                self._batch_weights[index] = 1.0 if self.reduction == "sum" else float(self._weigh(batch))
+            yield batch, self._batch_weights[index]
 
     @property
     def cached(self) -> bool:
-        """Whether all batches lie on the device, so that holding on to them costs nothing."""
+        """Whether all batches are kept on the device, so that another reference to them costs no memory."""
         return self._data.kept
 
-    def sums(self, *shape: int) -> Sums:
-        """An empty weighted sum over batches, of losses and of tensors of a shape."""
-        return Sums(self, shape)
+    def sums(self, *shape: int) -> WeightedSums:
+        """An empty weighted sum over batches: of losses, and of tensors of a shape if one is given."""
+        divide = self.reduction == "mean"
+        return WeightedSums(shape, group=self.group, divide=divide, device=self.device, dtype=self.dtype)
 
     def _weigh(self, batch: Any) -> float | Tensor:
         if self._weight is not None:
@@ -241,19 +243,19 @@ class Objective:
         ignored, weights = _setting(self.loss_fn, "ignore_index", -100), _setting(self.loss_fn, "weight", None)
         inner = _without_partials(self.loss_fn)
         if inner is F.multi_margin_loss or isinstance(inner, nn.MultiMarginLoss):
-            weights = None  # it weighs the classes, but divides by the number of samples
+            weights = None  # this loss weights the classes, but divides by the number of samples
         return count(batch[1], ignored, weights)
 
-    # Leaving no trace
+    # Isolation
 
     @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """Evaluate in here: modes as asked, exact kernels; afterwards everything is as before."""
+    def isolated(self) -> Iterator[None]:
+        """Set modes, seeds and exact kernels for evaluations; restore modes and random states afterwards."""
         modes = [(module, module.training) for module in self.model.modules()]
         snapshot = Snapshot((), {p.device for p in self.space.params})
         python_rng, numpy_rng = random.getstate(), _numpy_state()
         loader_rngs = [(g, g.get_state()) for g in self._data.generators()]
-        with self.exact():
+        with self.exact_kernels():
             try:
                 self._set_modes()
                 random.seed(self.seed)
@@ -274,7 +276,7 @@ class Objective:
                     generator.set_state(state)
 
     @contextmanager
-    def exact(self) -> Iterator[None]:
+    def exact_kernels(self) -> Iterator[None]:
         """Attention that can be differentiated twice, no autocast, no TF32, no fused inference paths."""
         with ExitStack() as stack:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -307,64 +309,8 @@ class Objective:
                 torch.get_device_module(device).manual_seed(self.seed)
 
 
-class Sums:
-    """Σ weight·loss, Σ weight and Σ weight·tensor over batches, and over ranks with one all-reduce."""
-
-    def __init__(self, objective: Objective, shape: tuple[int, ...]):
-        self._group, self._summed = objective.group, objective.reduction == "sum"
-        self._tensor = torch.zeros(shape, device=objective.device, dtype=objective.dtype) if shape else None
-        wide = torch.float32 if objective.device.type == "mps" else torch.float64
-        self._loss = torch.zeros((), device=objective.device, dtype=wide)
-        self._weight = 0.0
-        self._count = 0
-
-    def add(self, loss: Tensor, weight: float, tensor: Tensor | None = None) -> None:
-        """Count a batch in."""
-        self._count += 1
-        if weight == 0:  # all its targets are ignored: its mean is 0/0
-            return
-        self._weight += weight
-        self._loss += weight * loss.to(self._loss)
-        if tensor is not None and self._tensor is not None:
-            self._tensor.add_(tensor, alpha=weight)
-
-    def _reduce(self) -> None:
-        """Sum over the ranks, once."""
-        if self._group is None:
-            return
-        numbers = torch.stack([self._loss, torch.full_like(self._loss, self._weight)])
-        parts = [numbers] if self._tensor is None else [self._tensor.reshape(-1).to(numbers.dtype), numbers]
-        everything = torch.cat(parts)
-        torch.distributed.all_reduce(everything, group=self._group)
-        self._group = None
-        if self._tensor is not None:
-            self._tensor = everything[:-2].reshape(self._tensor.shape).to(self._tensor.dtype)
-        self._loss, self._weight = everything[-2], float(everything[-1])
-
-    def loss(self, *, finite: bool = True) -> Tensor:
-        """The mean loss (or the sum, where the loss is a sum)."""
-        self._reduce()
-        if self._weight == 0:
-            why = "every target is ignored" if self._count else "there is no batch in it"
-            raise ValueError(f"the data is empty: {why}; nothing can be measured")
-        loss = self._loss if self._summed else self._loss / self._weight
-        if finite and not math.isfinite(loss):
-            raise ValueError(
-                f"the loss is {loss.item()} at these weights, so it has no curvature: look for a diverged checkpoint, "
-                "wrong inputs, or a radius that is too large"
-            )
-        return loss
-
-    def mean(self) -> Tensor:
-        """The mean tensor (or the sum, where the loss is a sum)."""
-        self._reduce()
-        if self._tensor is None:
-            raise ValueError("no tensor was summed")
-        return self._tensor if self._summed else self._tensor / self._weight
-
-
 class _Caller(nn.Module):
-    """The model and how to call it on a batch, as one module: what `functional_call` needs."""
+    """The model and how to call it on a batch, as one module, because `functional_call` needs a module."""
 
     def __init__(self, model: nn.Module, forward: Callable[[nn.Module, Any], Any] | None):
         super().__init__()
@@ -376,7 +322,7 @@ class _Caller(nn.Module):
 
 
 def _setting(loss_fn: Any, name: str, default: Any) -> Any:
-    """What a loss was told: an attribute of a module, or an argument that `functools.partial` has filled in."""
+    """A setting of a loss: an attribute of a module, or a keyword argument bound by `functools.partial`."""
     while isinstance(loss_fn, functools.partial):
         if name in loss_fn.keywords:
             return loss_fn.keywords[name]
@@ -403,5 +349,5 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _numpy_state() -> Any:
-    numpy = sys.modules.get("numpy")  # a loader that draws from numpy has imported it
+    numpy = sys.modules.get("numpy")  # a loader that uses numpy's random state has imported numpy
     return None if numpy is None else numpy.random.get_state()

@@ -32,10 +32,11 @@ from .products import (
 
 Way: TypeAlias = Literal["auto", "graph", "fresh", "forward", "difference"]
 _WAYS = ("auto", "graph", "fresh", "forward", "difference")
-_SEVERAL = 4  # from so many vectors on a block is multiplied as one where that is faster
+_LEAST_BLOCK = 4  # the fewest vectors for which forward over reverse is considered
 _MOST_AT_ONCE = 256
-# Devices on which blocks go forward over reverse: where starting kernels takes longer than running them. On a CPU
-# the kept graph wins, one vector after another. Milliseconds per product there, one thread, a batch of 256 digits:
+# Devices on which blocks use forward over reverse: where launching kernels takes longer than running them. On a CPU
+# the kept graph is faster, one vector after another. Milliseconds per product on a CPU, one thread, a batch of 256
+# digits:
 #                 graph: 1    4   16   64 vectors   vmapped graph: 4   16   64   forward: 4   16   64
 #         MLP-3        5.4  5.0  5.7  4.6                        6.2  6.6  7.2          8.5  6.3  6.4
 #         CNN-5         19   19   19   20                         19   19   27           23   21   43
@@ -48,7 +49,7 @@ _WORDS = {
 
 
 class Linearised(NamedTuple):
-    """A batch whose products can be taken: what is kept between products when memory allows."""
+    """A batch that is ready for products. It is kept between products if memory allows."""
 
     product: Product
     loss: Tensor
@@ -56,24 +57,24 @@ class Linearised(NamedTuple):
 
 
 class Operator:
-    """A symmetric matrix that is only ever multiplied: `shape`, `@`, `dtype`, `device`.
+    """A symmetric matrix, given by its products: `shape`, `@`, `dtype`, `device`.
 
-    ``operator @ v`` takes a `Vector`, a flat tensor of n entries, or an n by k block of vectors. A block costs
-    less than its vectors one by one wherever the batches do not stay in memory: they are visited once.
+    ``operator @ v`` takes a `Vector`, a flat tensor of n entries, or an n by k block of vectors. A block is cheaper
+    than its vectors one by one if the batches are not kept in memory: each batch is loaded once per block.
 
     Args:
-        model, loss_fn, data, objective: What is measured: `Objective`'s arguments, or an objective.
+        model, loss_fn, data: What is measured: the arguments of `Objective`, or an `Objective` as `model`.
         way: How products are computed. ``"graph"``: double backward on a graph that is kept; ``"fresh"``: double
-            backward, graph built each time; ``"forward"``: forward over reverse; ``"difference"``: central
-            difference of gradients, which works with every kernel at 1e-4 (float32) or 1e-8 (float64). ``"auto"``:
-            graphs are kept as far as `memory` reaches; on a GPU blocks go forward over reverse, if that agrees with
-            double backward on a first try; if a model cannot be differentiated twice, the next way that works.
-            `how` says what was chosen.
-        memory: Bytes for kept graphs, or for the vectors that are multiplied at once. A quarter of what is free on a
-            GPU, otherwise 2 GiB.
-        chunk: How many vectors of a block are multiplied at a time. As many as `memory` holds, up to 256, on a GPU,
-            where many cost little more than one. On a CPU, where they cost as much as one by one: 16 if forward
-            over reverse, otherwise 1. Fewer where memory or an operation does not allow it.
+            backward, with a new graph each time; ``"forward"``: forward over reverse; ``"difference"``: central
+            difference of gradients, which works with every kernel, with an error of 1e-4 (float32) or 1e-8 (float64).
+            ``"auto"``: double backward, with as many graphs kept as `memory` allows. On a GPU, blocks use forward over
+            reverse if it agrees with double backward in a first test. If a model cannot be differentiated twice, the
+            next way that works is used. `how` says what was chosen.
+        memory: Bytes for kept graphs, or for the vectors that are multiplied at once. Default: a quarter of the free
+            memory on a GPU, otherwise 2 GiB.
+        chunk: How many vectors of a block are multiplied at a time. Default on a GPU, where many cost little more than
+            one: as many as `memory` holds, up to 256. Default on a CPU, where each costs as much as one alone: 16 for
+            forward over reverse, otherwise 1. Fewer if memory or an operation does not allow it.
     """
 
     def __init__(
@@ -102,8 +103,8 @@ class Operator:
         self.chunk = chunk
         self.matvecs = 0
         self._memory = memory
-        self._blocks_by: Way | None = None  # how blocks are multiplied, once that was tried
-        self._at_once: dict[Way, int] = {}  # how many vectors at a time, by the way
+        self._blocks_by: Way | None = None  # how blocks are multiplied, once it was tested
+        self._at_once: dict[Way, int] = {}  # how many vectors at a time, for each way
         self._kept: dict[Way, list[Linearised]] = {}
         self._all_kept: set[Way] = set()
         self._state: Any = None
@@ -116,12 +117,12 @@ class Operator:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of flat vectors."""
+        """The dtype of flat vectors."""
         return self.objective.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where flat vectors live."""
+        """The device of flat vectors."""
         return self.objective.device
 
     @overload
@@ -142,7 +143,7 @@ class Operator:
         return type(self)(self.objective.restricted(params), way=self.way, memory=self._memory, chunk=self.chunk)
 
     def blocks(self) -> dict[str, Operator]:
-        """One diagonal block for each module that has measured parameters of its own, by the module's name."""
+        """One diagonal block per module with measured parameters of its own, by the module's name."""
         groups: dict[str, list[str]] = {}
         for name in self.objective.names:
             groups.setdefault(name.rpartition(".")[0], []).append(name)
@@ -153,12 +154,12 @@ class Operator:
         return self @ torch.eye(self.shape[0], dtype=self.dtype, device=self.device)
 
     def forget(self) -> None:
-        """Drop kept graphs, and with them the memory they hold."""
+        """Free the kept graphs."""
         self._kept, self._all_kept = {}, set()
 
     @property
     def how(self) -> str:
-        """How products were computed, in words: single vectors, then blocks where that is another way."""
+        """How products were computed, in words: single vectors, then blocks if they are computed in another way."""
         blocks = self._blocks_by or self.way
         ways = [_WORDS[self.way]] if blocks == self.way else [_WORDS[self.way], f"blocks {_WORDS[blocks]}"]
         at_once = self._at_once.get(blocks, 1)
@@ -167,7 +168,7 @@ class Operator:
     # Products
 
     def _multiply(self, rows: Tensor) -> Tensor:
-        if self._state != (state := self.objective.state()):  # the model was trained on: begin afresh
+        if self._state != (state := self.objective.state()):  # the weights have changed since the last product
             self.forget()
             self._state, self._loss = state, None
         while True:
@@ -182,13 +183,13 @@ class Operator:
                 break
             except (RuntimeError, NotImplementedError) as error:
                 self._do_without(way, error)
-        if not known:  # a kept graph's loss cannot have changed
+        if not known:  # the loss of a kept graph cannot change
             self._check_same(float(total.loss()))
         self.matvecs += len(rows)
         return total.mean()
 
     def _do_without(self, way: Way, error: Exception) -> None:
-        """After an error: fewer vectors at once, or another way; an error that neither can mend is raised."""
+        """After an error: use fewer vectors at once, or another way; raise the error if neither helps."""
         at_once, out_of_memory = self._at_once.get(way, 1), isinstance(error, torch.OutOfMemoryError)
         if at_once > 1 and (out_of_memory or "vmap" in str(error)):
             self._at_once[way] = at_once // 2 if out_of_memory else 1
@@ -199,16 +200,16 @@ class Operator:
             raise error
 
     def _way_for(self, rows: Tensor) -> Way:
-        """The way for so many vectors. For blocks on a GPU it is tried once, on a batch, against double backward."""
+        """The way for these vectors. For blocks on a GPU it is tested once, on one batch, against double backward."""
         way = self.way
-        if way == "auto" and len(rows) >= _SEVERAL and self.chunk != 1 and self.device.type in _BLOCKS_FORWARD_ON:
+        if way == "auto" and len(rows) >= _LEAST_BLOCK and self.chunk != 1 and self.device.type in _BLOCKS_FORWARD_ON:
             self._blocks_by = way = self._blocks_by or ("forward" if self._forward_agrees(rows[:2]) else "auto")
         if len(rows) > 1 and way not in self._at_once:
             self._at_once[way] = self.chunk or self._affordable(way)
         return way
 
     def _forward_agrees(self, rows: Tensor) -> bool:
-        """Whether vmapped forward over reverse works with this model, and gives what double backward gives."""
+        """Whether vmapped forward over reverse works with this model and agrees with double backward."""
         with self._first_batch() as batch:
             backward, _ = self._linearise("graph", self._weights(), batch)
             expected = torch.cat([self._push("graph", backward, row.unsqueeze(0)) for row in rows])
@@ -216,7 +217,7 @@ class Operator:
                 forward, _ = self._linearise("forward", self._weights(), batch)
                 self._at_once["forward"] = len(rows)
                 found = self._push("forward", forward, rows)
-            except (RuntimeError, NotImplementedError):  # no forward derivative, or an operation that vmap cannot take
+            except (RuntimeError, NotImplementedError):  # no forward derivative, or an operation without vmap support
                 return False
             finally:
                 self._at_once.pop("forward", None)
@@ -234,7 +235,7 @@ class Operator:
 
     @contextmanager
     def _first_batch(self) -> Iterator[Any]:
-        with self.objective.quiet(), closing(self.objective.batches()) as batches:
+        with self.objective.isolated(), closing(self.objective.batches()) as batches:
             yield next(batches)[0]
 
     def _weights(self) -> list[Tensor]:
@@ -244,10 +245,11 @@ class Operator:
         objective, kept = self.objective, self._kept.setdefault(way, [])
         graph = way in ("auto", "graph")
         if way in self._all_kept:
-            with objective.exact() if graph else objective.quiet():  # without a graph the model is called again
+            # Without a graph the model is called again.
+            with objective.exact_kernels() if graph else objective.isolated():
                 yield from kept
             return
-        with objective.quiet():
+        with objective.isolated():
             room = None
             for index, (batch, weight) in enumerate(objective.batches()):
                 if index < len(kept):
@@ -258,14 +260,14 @@ class Operator:
                 product, loss = self._linearise(way, self._weights(), batch)
                 linear = Linearised(product, loss.detach(), weight)
                 yield linear
-                light = way in ("forward", "difference") and objective.cached  # nothing but the batch is held
+                light = way in ("forward", "difference") and objective.cached  # only the batch is held
                 if light or way == "graph" or (way == "auto" and (index == 0 or (room or 0) > index)):
                     kept.append(linear)
             if kept and len(kept) == index + 1:
                 self._all_kept.add(way)
 
     def _room(self, batch: Any) -> int:
-        """How many graphs like that of a batch fit into memory: what one of them saves is counted."""
+        """How many graphs like that of a batch fit into memory, by the bytes that one of them saves."""
         memory = self._memory
         if memory is None:
             on_gpu = self.device.type == "cuda"
@@ -274,7 +276,7 @@ class Operator:
         return memory // saved_bytes(lambda: self._linearise("graph", weights, batch), apart_from=weights)
 
     def _push(self, way: Way, product: Product, rows: Tensor) -> Tensor:
-        """Vectors through one batch, one after another or several at a time."""
+        """Multiply vectors by one batch's matrix, one after another or several at a time."""
         params = self.objective.space.params
         done = []
         for part in rows.split(self._at_once.get(way, 1)):
@@ -324,13 +326,13 @@ class Hessian(Operator):
 class GaussNewton(Operator):
     """The generalised Gauss-Newton matrix JᵀBJ: J the model's Jacobian, B the loss's Hessian in the outputs.
 
-    Positive semi-definite for a convex loss, and the Hessian where the model is linear in its weights.
+    Positive semi-definite for a convex loss, and equal to the Hessian if the model is linear in its weights.
     Arguments: see `Operator` and `Objective`.
     """
 
     def __init__(self, *args: Any, way: Way = "auto", **options: Any):
         if way == "difference":
-            raise ValueError('GaussNewton knows way "graph", "fresh" and "forward", not "difference"')
+            raise ValueError('GaussNewton supports way="graph", "fresh" and "forward", not "difference"')
         super().__init__(*args, way=way, **options)
         self._next_ways = ["forward"] if way == "auto" else []
 
@@ -340,7 +342,7 @@ class GaussNewton(Operator):
 
 
 class Scaled:
-    """D A D for a diagonal D: curvature measured in units of each weight's own size.
+    """D A D for a diagonal matrix D: curvature in units of each weight's own size.
 
     >>> A = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
     >>> Scaled(A, torch.tensor([1.0, 10.0])) @ torch.tensor([0.0, 1.0])

@@ -15,7 +15,7 @@ Selection: TypeAlias = "str | nn.Module | Iterable[str | nn.Parameter] | Callabl
 
 
 def select(model: nn.Module, params: Selection) -> dict[str, nn.Parameter]:
-    """The selected parameters, each under its first name; a tied one may be selected by any of its names."""
+    """The selected parameters, each under its first name. A tied parameter can be selected by any of its names."""
     named = dict(model.named_parameters())
     if params is None:
         return {name: p for name, p in named.items() if p.requires_grad}
@@ -37,16 +37,16 @@ def select(model: nn.Module, params: Selection) -> dict[str, nn.Parameter]:
 
 
 def require_measurable(params: Mapping[str, Tensor]) -> None:
-    """Refuse parameters that no Hessian can be made of."""
+    """Raise for parameters that have no usable Hessian: none at all, sharded ones, low precision."""
     if not params:
         raise ValueError("no parameters to measure: none requires a gradient, or the selection is empty")
     for name, p in params.items():
         if sharded(p):
             raise TypeError(
-                f"{name} is sharded (DTensor), and products need whole weights: on every rank load "
+                f"{name} is sharded (DTensor), and Hessian products need whole weights: on every rank, load "
                 "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
-                "options=StateDictOptions(full_state_dict=True)) into a plain copy of the model, and measure that with "
-                "group=, so that each rank takes its share of the data"
+                "options=StateDictOptions(full_state_dict=True)) into a plain copy of the model, and measure the copy "
+                "with group=, so that each rank uses its share of the data"
             )
         if p.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"{name} is {p.dtype}, too coarse for curvature: use model.float() or model.double()")

@@ -1,7 +1,8 @@
-"""How to multiply by one batch's Hessian: double backward, forward over reverse, central differences.
+"""Products with one batch's Hessian: by double backward, forward over reverse, or central differences.
 
-Each function takes the weights, evaluates a batch, and returns a product and the batch's loss. A product takes the
-pieces of a vector and returns those of its product; batched: of several vectors at once, along a first dimension.
+Each function evaluates a batch at given weights and returns a product function and the batch's loss. The product
+function takes the pieces of a vector, one per parameter, and returns those of the product. If batched, the pieces have
+a leading dimension of several vectors.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Product: TypeAlias = Callable[[Sequence[Tensor], bool], Sequence[Tensor]]
 def double_backward(
     objective: Objective, weights: list[Tensor], batch: Any, check: bool = True
 ) -> tuple[Product, Tensor]:
-    """The gradient's graph, kept: a product is one backward pass through it. Several at once: a vmapped pass."""
+    """Keeps the graph of the gradient. A product is one backward pass through it, vmapped for several vectors."""
     loss = objective.differentiable(objective.evaluate(weights, batch)[1])
     grads = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
     curved = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
@@ -46,9 +47,9 @@ def double_backward(
 
 
 def forward_over_reverse(objective: Objective, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
-    """The gradient's derivative along a vector. Several at once: loss and gradient are computed once for all."""
+    """The derivative of the gradient along a vector. Several vectors share one computation of loss and gradient."""
     fixed = [w.detach() for w in weights]
-    # An ordinary pass tells whether the loss depends on the weights at all: torch.func would call its slope zero.
+    # An ordinary pass shows whether the loss depends on the weights; torch.func would return a zero gradient.
     loss = objective.differentiable(objective.evaluate(weights, batch)[1]).detach()
 
     def one(vector: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -74,9 +75,9 @@ def forward_over_reverse(objective: Objective, weights: list[Tensor], batch: Any
 def central_difference(objective: Objective, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
     """(g(w + hv̂) − g(w − hv̂))‖v‖/2h for three steps h, a factor of ten apart.
 
-    The best h differs by direction by a factor of a hundred. Between two steps the truncation error falls by
-    100 and the rounding error grows by 10. So if the last two differ much less than the first two, truncation
-    rules and the smallest step is the best; otherwise the middle one is.
+    The best h varies between directions by a factor of a hundred. From one step to the next smaller one, the truncation
+    error falls by 100 and the rounding error grows by 10. So if the last two results differ much less than the first
+    two, truncation dominates and the smallest step is the best; otherwise the middle one is.
     """
     fixed = [w.detach() for w in weights]
     size = float(torch.linalg.vector_norm(objective.flat(fixed))) or 1.0
@@ -112,7 +113,7 @@ def central_difference(objective: Objective, weights: list[Tensor], batch: Any) 
 
 
 def gauss_newton(objective: Objective, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
-    """JᵀBJ by three backward passes through kept graphs."""
+    """JᵀBJ by three backward passes through kept graphs; B is the Hessian of the loss in the outputs."""
     output, loss = objective.evaluate(weights, batch)
     objective.differentiable(loss)
     _require_tensor(output)
@@ -161,7 +162,7 @@ def gauss_newton_forward(objective: Objective, weights: list[Tensor], batch: Any
 
 
 def saved_bytes(linearise: Callable[[], Any], apart_from: Sequence[Tensor]) -> int:
-    """How much memory the graph that a function builds holds on to, given tensors not counted."""
+    """The bytes that the graph built by a function keeps alive, apart from given tensors."""
     sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -177,15 +178,15 @@ def saved_bytes(linearise: Callable[[], Any], apart_from: Sequence[Tensor]) -> i
 
 
 def undifferentiable(error: Exception) -> bool:
-    """Whether an operation lacks a derivative that this way needs."""
+    """Whether an error says that an operation lacks a derivative."""
     words = ("not implemented", "does not support", "differentiate twice", "ZeroTensors are immutable")
     return isinstance(error, NotImplementedError) or any(w in str(error) for w in words)
 
 
 def _require_twice_differentiable(grads: Sequence[Tensor]) -> None:
-    """Refuse a graph through an operation that is differentiable only once: its second derivative would read zero.
+    """Raise if the graph has an operation that is differentiable only once: its second derivative would be zero.
 
-    Weight normalisation is one of them: torch's fused kernel holds its norms constant, and fails gradgradcheck.
+    Weight normalisation is one of them: torch's fused kernel treats its norms as constants and fails gradgradcheck.
     """
     seen: set[Any] = set()
     ahead = [g.grad_fn for g in grads]
@@ -208,5 +209,5 @@ def _require_tensor(output: Any) -> None:
 def _without_torchs_own_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch.func's use of torch.jit
-        warnings.filterwarnings("ignore", message=".*performance drop.*")  # a kernel that vmap must loop over
+        warnings.filterwarnings("ignore", message=".*performance drop.*")  # operations that vmap runs in a loop
         yield

@@ -1,4 +1,4 @@
-"""A progress bar for what takes longer than a few seconds. Silent without rich, and off a terminal."""
+"""A progress bar for measurements that take longer than a few seconds. Off without rich or without a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Progress:
         return self
 
     def __call__(self, share: float, note: str = "") -> None:
-        """Say how much is done, from 0 to 1, and something about it."""
+        """Report the share that is done, from 0 to 1, and a note."""
         if not self._show:
             return
         if self._bar is None:

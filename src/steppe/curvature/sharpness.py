@@ -1,7 +1,7 @@
 """(φ, ψ, μ)-sharpness: S = φ(∫ ψ(½ vᵀHv) dμ(v)), with an error bar (Tahmasebi et al. 2024, Definitions 1 and 8).
 
-Most measures of sharpness are of this form. ψ may have several components, φ then takes as many means. By products
-½vᵀHv is exact; by losses it is (L(w + ρv) − L(w))/ρ², the form that a (φ, ψ, μ) optimizer minimises.
+Most measures of sharpness have this form. ψ may have several components; φ then takes as many means. By products,
+½vᵀHv is exact. By losses it is (L(w + ρv) − L(w))/ρ², the form that a (φ, ψ, μ) optimizer minimises.
 
 >>> H = torch.diag(torch.tensor([3.0, 1.0]).double())
 >>> found = sharpness(H, Measure.trace(), samples=400)
@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,40 +24,16 @@ from .estimates import Estimate
 from .objective import Objective
 from .operator import Hessian
 from .progress import Progress
-
-# A measure to draw from: how many vectors, of what size, with which generator -> one vector a row
-Draw: TypeAlias = Callable[[int, int, torch.Generator], Tensor]
-
-
-def sphere(count: int, size: int, generator: torch.Generator) -> Tensor:
-    """Uniform on the unit sphere."""
-    vectors = gaussian(count, size, generator)
-    return vectors / vectors.norm(dim=1, keepdim=True)
-
-
-def gaussian(count: int, size: int, generator: torch.Generator) -> Tensor:
-    """Standard normal."""
-    return torch.randn(count, size, generator=generator, dtype=torch.float64)
-
-
-def cube(half_width: float) -> Draw:
-    """Uniform on the cube [−c, c]^d."""
-    if half_width <= 0:
-        raise ValueError(f"half_width must be positive, got {half_width}")
-
-    def draw(count: int, size: int, generator: torch.Generator) -> Tensor:
-        return (2 * torch.rand(count, size, generator=generator, dtype=torch.float64) - 1) * half_width
-
-    return draw
+from .random_rows import Draw, cube, gaussian, sphere
 
 
 @dataclass(frozen=True)
 class Measure:
     """φ, ψ and μ.
 
-    `psi` maps a tensor of values to one tensor or a tuple of m; `phi` takes m means and returns one number. Where ψ
-    is an exponential give its logarithm as `log_psi`: means are then taken by log-sum-exp, and `phi` takes their
-    logarithms. One `mu` serves all components; m of them are drawn from independently.
+    `psi` maps a tensor of values to one tensor or a tuple of m; `phi` takes m means and returns one number. If ψ is an
+    exponential, give its logarithm as `log_psi`: means are then taken by log-sum-exp, and `phi` takes their logarithms.
+    `mu` is one distribution for all components, or a tuple of m, which are sampled independently.
     """
 
     phi: Callable[..., Tensor]
@@ -72,26 +48,26 @@ class Measure:
 
     @classmethod
     def trace(cls) -> Measure:
-        """tr H/2d, d the number of weights: the first row of Table 1."""
+        """tr H/2d for d weights: the first row of Table 1."""
         return cls(lambda t: t, lambda t: t, sphere, name="trace/2d")
 
     @classmethod
     def frobenius(cls) -> Measure:
-        """‖H‖²_F: the second row."""
+        """‖H‖²_F: the second row of Table 1."""
         return cls(lambda t, s: 2 * (s - t * t), lambda t: (t, t * t), gaussian, name="frobenius²")
 
     @classmethod
     def log_determinant(cls, size: int, half_width: float) -> Measure:
-        """log det H, by (2π)^d/t² and exp(−t) over a cube in place of all of space: the third row.
+        """log det H, by (2π)^d/t² and exp(−t) over a cube instead of the whole space: the third row of Table 1.
 
-        Right where the cube holds the Gaussian exp(−½vᵀHv); flat directions count as the cube's width.
+        Correct if the cube contains the Gaussian exp(−½vᵀHv). Flat directions count as the width of the cube.
         """
         constant = size * math.log(2 * math.pi) - 2 * size * math.log(2 * half_width)
         return cls(lambda t: constant - 2 * t, mu=cube(half_width), log_psi=lambda t: -t, name="log det")
 
     @classmethod
     def log_product(cls, sigma: float) -> Measure:
-        """log ∏(1 − σλᵢ), for σλ_max < 1: the last row."""
+        """log ∏(1 − σλᵢ), for σλ_max < 1: the last row of Table 1."""
         return cls(lambda t: -2 * t, mu=gaussian, log_psi=lambda t: sigma * t, name="log ∏(1−σλ)")
 
 
@@ -106,13 +82,13 @@ def sharpness(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Estimate:
-    """(φ, ψ, μ)-sharpness of an `Objective`, or by products of any operator.
+    """(φ, ψ, μ)-sharpness of an `Objective`, or, by products, of any operator.
 
     The same seed draws the same vectors for every model of the same size, so `difference` of two results has a much
-    smaller error than either. By losses each v is paired with −v, which cancels the gradient's share where ψ(t) = t,
-    and only there: away from a critical point t also holds vᵀg/ρ. `Measure.frobenius` by losses is then
-    ‖H‖²_F + 2‖g‖²/ρ² (to leading order in ρ), so measure it by products. The estimate is jackknifed: φ of a mean is
-    biased by its curvature, to first order in 1/samples, and that is taken out.
+    smaller error than either. By losses, each v is paired with −v. This cancels the contribution of the gradient if
+    ψ(t) = t, and only then: away from a critical point t also contains vᵀg/ρ. `Measure.frobenius` by losses is then
+    ‖H‖²_F + 2‖g‖²/ρ² (to leading order in ρ), so measure it by products. The estimate is jackknifed: this removes the
+    bias of φ of a mean, which comes from the curvature of φ, to first order in 1/samples.
     """
     if by not in ("products", "losses"):
         raise ValueError(f'by must be "products" or "losses", not {by!r}')
@@ -126,7 +102,7 @@ def sharpness(
     draws = measure.mu if isinstance(measure.mu, tuple) else (measure.mu,)
     generator = torch.Generator().manual_seed(seed)
     values_of = _Products(target) if by == "products" else _Losses(target, rho, antithetic)
-    columns = []  # one per draw: samples by pairs
+    columns = []  # one per distribution: samples by pairs
     with Progress(f"sharpness {measure.name}", progress) as bar:
         for index, draw in enumerate(draws):
             rows: list[Tensor] = []
@@ -177,7 +153,7 @@ class _Losses:
 
 
 def _components(measure: Measure, columns: list[Tensor]) -> list[Tensor]:
-    """ψ of every sample, averaged over its pair; one tensor per component of ψ."""
+    """ψ of every sample, averaged over the pair ±v; one tensor per component of ψ."""
     function = measure.psi or measure.log_psi
     assert function is not None
     found: list[Tensor] = []

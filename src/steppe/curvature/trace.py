@@ -1,4 +1,4 @@
-"""Trace and Frobenius norm of a matrix that can only be multiplied, with t intervals.
+"""Trace and Frobenius norm of a matrix from its products, with t intervals.
 
 For any orthonormal Q that is independent of the random signs z, with P = I − QQᵀ,
 
@@ -6,8 +6,8 @@ For any orthonormal Q that is independent of the random signs z, with P = I − 
 
 The methods differ in Q: nothing (``"hutchinson"``, Hutchinson 1989), the range of A on random vectors (``"hutch++"``,
 Meyer et al. 2021), a Krylov space (``"krylov"``, after Chen & Hallman 2023), or each probe's own leave-one-out
-basis (``"xtrace"``, Epperly, Tropp & Webber 2024). After training, a few directions carry most of the trace: a Q that
-holds them leaves little for the probes to be wrong about.
+basis (``"xtrace"``, Epperly, Tropp & Webber 2024). After training, a few directions carry most of the trace. If Q
+contains them, little variance is left for the probes.
 
 >>> A = torch.diag(torch.tensor([100.0] + 99 * [0.01]).double())
 >>> found = trace(A)
@@ -26,20 +26,21 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from .checkpoints import Checkpoint, mark_of
+from .checkpoints import Checkpoint, fingerprint
 from .estimates import Estimate, mean_and_error
-from .krylov import Krylov, random_signs
+from .krylov import Krylov
 from .progress import Progress
+from .random_rows import signs
 
 TraceMethod: TypeAlias = Literal["krylov", "hutchinson", "hutch++", "xtrace"]
 FrobeniusMethod: TypeAlias = Literal["krylov", "hutchinson"]
-_PILOT = 8  # probes that decide how large the basis gets; they do not enter the estimate
-# Probes in an estimate; with fewer, 3 standard errors are too often too little. Squared norms are skewed.
+_PILOT = 8  # probes that decide how large the basis gets; they are not part of the estimate
+# Probes in an estimate. With fewer, 3 standard errors are too often too few. Squared norms are skewed: they need more.
 _LEAST, _LEAST_SKEWED = 60, 160
-FEWEST_PRODUCTS = _LEAST_SKEWED + _PILOT  # with fewer, an error bar would mean nothing
+FEWEST_PRODUCTS = _LEAST_SKEWED + _PILOT  # with fewer, an error bar would be meaningless
 _AT_ONCE, _AT_ONCE_ON_GPU = 16, 128  # probes multiplied together
-_BLOCK = 8  # start vectors of a basis: a block's products and inner products cost little more than one vector's
-_PROBES_APART = 0x5EED  # keeps the probes' random stream away from the start block's
+_BLOCK = 8  # start vectors of a basis: products of a block cost little more than those of one vector
+_PROBES_APART = 0x5EED  # so that probes and the start block use different random streams
 
 
 def trace(
@@ -55,8 +56,8 @@ def trace(
 ) -> Estimate:
     """The trace. Stops when the standard error is at most `rtol` of the estimate, or after `max_matvecs` products.
 
-    `operator` may be a `Krylov` run: its basis is used and, while that pays, extended. With a `checkpoint` the samples
-    are saved about once a minute, and found again when the same call is made anew; the basis goes to a second file
+    `operator` may be a `Krylov` run: its basis is used, and extended while that saves products. With a `checkpoint` the
+    samples are saved about once a minute, and the same call resumes from them. The basis is saved to a second file
     beside it, or to the run's own checkpoint.
     """
     if method not in ("krylov", "hutchinson", "hutch++", "xtrace"):
@@ -90,7 +91,7 @@ def frobenius_squared(
     return _Probing(operator, _frobenius_samples, limits, checkpoint, progress).estimate()
 
 
-# What a probe contributes, given z without the basis (rows) and its product
+# One sample per probe, from Pz (one per row) and A(Pz)
 Samples: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -103,7 +104,7 @@ def _frobenius_samples(probes: Tensor, products: Tensor) -> Tensor:
 
 
 class _Limits(NamedTuple):
-    """What was asked for."""
+    """The request."""
 
     title: str
     method: str
@@ -119,12 +120,12 @@ class _Limits(NamedTuple):
             raise ValueError(f"max_matvecs must be at least {FEWEST_PRODUCTS}, got {self.max_matvecs}")
 
     def identity(self, operator: Any) -> dict[str, Any]:
-        """What must agree for saved samples to be these."""
-        return {**self._asdict(), "size": int(operator.shape[0]), "operator": mark_of(operator)}
+        """What must be equal for saved samples to be used."""
+        return {**self._asdict(), "size": int(operator.shape[0]), "operator": fingerprint(operator)}
 
 
 class _Probing:
-    """Draws probes, takes a basis out of them, and averages until the error is small enough."""
+    """Draws probes, projects a basis out of them, and averages until the error is small enough."""
 
     def __init__(
         self, operator: Any, samples: Samples, limits: _Limits,
@@ -153,21 +154,21 @@ class _Probing:
         return (self.operator @ rows.T).T
 
     def draw(self, count: int) -> Tensor:
-        return random_signs(count, self.size, self.generator, self.operator)
+        return signs(count, self.size, self.generator, self.operator)
 
     def with_sketch(self) -> Estimate:
-        """Q = orth(AS) for random signs S: a third of the products, by the usual split."""
+        """Q = orth(AS) for random signs S, with at most a third of the products."""
         columns = max(min(self.max_matvecs // 3, self.size, 24), 1)
         basis = torch.linalg.qr(self.multiply(self.draw(columns)).T)[0].T.contiguous()
         exact = float(self.samples_of(basis, self.multiply(basis)).sum())
         return self.finish(basis, exact)
 
     def with_krylov(self) -> Estimate:
-        """Q = a Krylov space, grown as long as that saves more probes than it costs products.
+        """Q = a Krylov space, extended as long as this saves more probes than it costs products.
 
-        The pilot probes' products are kept. With AQ known they say at no cost what each larger Q would leave. They
-        are then thrown away: an estimate from the probes that chose Q would look surer than it is. Where the growing
-        has come to is noted in the run and saved with it.
+        The products of the pilot probes are kept. With AQ known, they give the variance that a larger Q would leave,
+        without further products. They are then discarded: an estimate from the probes that chose Q would understate its
+        error. The state of this search is noted in the run and saved with it.
         """
         path = self.checkpoint.path
         beside = None if path is None else path.with_name(path.name + ".basis")
@@ -188,11 +189,11 @@ class _Probing:
         return self.finish(run.basis[: now["dimension"]], now["exact"], first=now["probes"])
 
     def grow(self, run: Krylov, now: dict[str, Any], pilot: Tensor) -> None:
-        """Extend the basis while that pays."""
+        """Extend the basis while this saves more probes than it costs products."""
         most = min(self.limits.max_basis, self.size, run.max_basis)
         products = self.multiply(pilot)
         values = self.residual_samples(run, pilot, products)
-        run.saves_itself = False  # only between two decisions, so that a resumed run decides alike
+        run.autosave = False  # save only between two decisions, so that a resumed run decides the same
         try:
             with Progress(self.limits.title, self.show) as bar:
                 while now["in_vain"] < 2:
@@ -208,10 +209,10 @@ class _Probing:
                     saved = self.probes_needed(values, grown) - self.probes_needed(grown, grown)
                     now["in_vain"] = 0 if saved > chunk or before > self.size == most else now["in_vain"] + 1
                     values = grown
-                    run.save_now_and_then()
+                    run.save_if_due()
                     bar(run.dimension / most, f"{run.dimension} directions, about {before:.0f} probes to go")
         finally:
-            run.saves_itself = True
+            run.autosave = True
         now["matvecs"], now["dimension"], now["complete"] = run.matvecs - now["spent"], run.dimension, run.complete
         now["exact"], now["probes"] = float(self.exact_part(run)), self.probes_needed(values, values)
         now["done"] = True
@@ -222,21 +223,21 @@ class _Probing:
         return run.projection.square().sum() + run.coupling.square().sum()
 
     def residual_samples(self, run: Krylov, probes: Tensor, products: Tensor) -> Tensor:
-        """The samples for the run's present basis, from products with the whole probes."""
+        """The samples for the current basis of the run, from products with the whole probes."""
         inside = run.basis @ probes.T
         projected = (run.projection.to(inside) @ inside).T @ run.basis  # A Q Qᵀz, in the basis and in the next block
-        projected += (run.coupling.to(inside) @ inside).T @ run._next
+        projected += (run.coupling.to(inside) @ inside).T @ run.next_block
         outside = probes - inside.T @ run.basis
         return self.exact_part(run) + self.samples_of(outside, products - projected)
 
     def probes_needed(self, values: Tensor, level: Tensor) -> float:
-        """How many probes the requested error takes if samples vary like `values` and the truth is like `level`."""
+        """How many probes the requested error needs if samples vary like `values` and the mean is like `level`."""
         target = self.rtol * abs(float(level.mean()))
         spread = float(values.std())
         return 0.0 if spread == 0 else float("inf") if target == 0 else (spread / target) ** 2
 
     def finish(self, basis: Tensor | None, exact: float, first: float = 0.0) -> Estimate:
-        """Probe what the basis leaves, until the error is small enough."""
+        """Probe the complement of the basis until the error is small enough."""
         now: dict[str, Any] = {"samples": torch.empty(0, dtype=torch.float64), "wanted": first, "goal": 0}
         if (found := self.checkpoint.load()) is not None:
             now = found
@@ -262,7 +263,7 @@ class _Probing:
                     if error <= self.rtol * abs(value) or self.matvecs >= self.max_matvecs:
                         break
                     now["wanted"] = 1.1 * len(samples) * (error / (self.rtol * abs(value) or error)) ** 2 + 1
-                # Few and large steps: an estimate that stops at the first lucky moment looks surer than it is.
+                # Few, large steps: an estimate that may stop after every probe understates its error.
                 affordable = max(self.max_matvecs - self.matvecs, 0 if len(samples) else self.least)
                 most = min(len(samples) + affordable, 4 * max(len(samples), self.least))
                 now["goal"] = math.ceil(min(max(now["wanted"], self.least), most))
@@ -276,7 +277,7 @@ class _Probing:
 
     @property
     def at_once(self) -> int:
-        """Probes multiplied together: on a GPU many, but no more than a quarter of a gigabyte."""
+        """How many probes are multiplied together: many on a GPU, but at most a quarter of a gigabyte."""
         fit = 2**28 // (self.size * torch.finfo(self.operator.dtype).bits // 8)
         return max(min(fit, _AT_ONCE if self.operator.device.type == "cpu" else _AT_ONCE_ON_GPU), 1)
 
@@ -286,7 +287,7 @@ class _Probing:
 
 
 def _xtrace(operator: Any, limits: _Limits, path: str | os.PathLike[str] | None, progress: bool | None) -> Estimate:
-    """Every probe is measured against the basis that all the others span; twice the probes' number of products."""
+    """For every probe, the basis is spanned by the images of all others. Two products per probe."""
     limits.check()
     begun, size, rtol = time.monotonic(), int(operator.shape[0]), limits.rtol
     generator = torch.Generator().manual_seed(limits.seed ^ _PROBES_APART)
@@ -296,7 +297,7 @@ def _xtrace(operator: Any, limits: _Limits, path: str | os.PathLike[str] | None,
     if (saved := checkpoint.load()) is not None:
         images, basis, mapped = (saved[name].to(empty) for name in ("images", "basis", "mapped"))
         begun -= saved["seconds"]
-    probes = random_signs(images.shape[1], size, generator, operator).T.contiguous()
+    probes = signs(images.shape[1], size, generator, operator).T.contiguous()
     with Progress("trace", progress) as bar:
         while True:
             if probes.shape[1]:
@@ -307,11 +308,11 @@ def _xtrace(operator: Any, limits: _Limits, path: str | os.PathLike[str] | None,
                 if error <= rtol * abs(value) or spent == 2 * size or 3 * spent // 2 > limits.max_matvecs:
                     break
             grown = min(max(_LEAST, images.shape[1] * 3 // 2), size)
-            fresh = random_signs(grown - probes.shape[1], size, generator, operator).T
+            fresh = signs(grown - probes.shape[1], size, generator, operator).T
             probes = torch.cat([probes, fresh], dim=1)
             images = torch.cat([images, operator @ fresh], dim=1)
             new = images[:, basis.shape[1] :]
-            for _ in range(3):  # what lies in the basis already leaves rounding errors: they too must be orthogonal
+            for _ in range(3):  # vectors inside the basis leave rounding errors, which must be orthogonal to it too
                 new = torch.linalg.qr(new - basis @ (basis.T @ new))[0]
             basis = torch.cat([basis, new], dim=1)
             mapped = torch.cat([mapped, operator @ basis[:, mapped.shape[1] :]], dim=1)
@@ -319,7 +320,7 @@ def _xtrace(operator: Any, limits: _Limits, path: str | os.PathLike[str] | None,
             checkpoint.save(lambda parts=parts: {**parts, "seconds": time.monotonic() - begun}, now=True)
     how = getattr(operator, "how", "")
     rest = {"seconds": time.monotonic() - begun, "seed": limits.seed, "method": "xtrace", "how": how}
-    if probes.shape[1] == size:  # the basis spans everything
+    if probes.shape[1] == size:  # the basis spans the whole space
         rounding = torch.finfo(basis.dtype).eps * float(mapped.norm()) * size**0.5
         return Estimate.exact(float((basis * mapped).sum()), rounding, matvecs=spent, **rest)
     return Estimate.of(samples, rtol=rtol, matvecs=spent, **rest)
@@ -331,8 +332,8 @@ def _leave_one_out(probes: Tensor, images: Tensor, basis: Tensor, mapped: Tensor
     triangle = (basis.T @ images).double()  # QᵀAΩ
     inside = (basis.T @ probes).double()  # QᵀΩ
     quadratic = (probes * images).sum(0, dtype=torch.float64)
-    # Column i: the direction in Q that the other images do not span. None if the images are linearly dependent: fewer
-    # of them span A's whole range, and so do all but one.
+    # Column i: the direction in Q that the other images do not span. There is none if the images are linearly
+    # dependent: then all but one of them still span the whole range of A.
     sizes = torch.linalg.svdvals(triangle)
     if float(sizes.min()) <= torch.finfo(images.dtype).eps * len(sizes) * float(sizes.max()):
         left_out = torch.zeros_like(triangle)

@@ -1,1 +1,1 @@
-"""Small things that every room may use: errors in one line, whole files, devices, t quantiles. It knows no room."""
+"""Small helpers for every package: errors in one line, complete files, devices, t quantiles. Imports no package."""

@@ -1,4 +1,4 @@
-"""Mistakes a person can mend, told in one line."""
+"""Errors that a user can fix, in one line."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 class UserError(Exception):
-    """A mistake in what was asked for. Its text is one line; `steppe` prints it and exits with 2."""
+    """An error in what the user asked for. Its text is one line; `steppe` prints it and exits with 2."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name nobody knows, with the nearest names that exist."""
+    """The error for an unknown name, with the most similar known names."""
     known = sorted(known)
     near = difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.5)
     listed = ", ".join(known[:30]) + (f" and {len(known) - 30} more" if len(known) > 30 else "")
@@ -24,6 +24,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 def user_function(kind: str, name: str) -> Callable[..., Any]:
     """The function behind "package.module:function"."""
     module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise UserError(f"{kind} {name!r} is not of the form package.module:function")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -37,7 +39,7 @@ def user_function(kind: str, name: str) -> Callable[..., Any]:
 
 
 def require(module: str, package: str, what: str) -> Any:
-    """The module, or a word on what needs which package."""
+    """The module, or an error in one line that says which package to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -45,7 +47,7 @@ def require(module: str, package: str, what: str) -> Any:
 
 
 def describe(error: BaseException) -> str:
-    """Kind and text of an error, in one line."""
+    """Type and text of an error, in one line."""
     return f"{type(error).__name__}: {one_line(error)}"
 
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from .errors import UserError, one_line
 
-# What the errors of torch and safetensors say when a file cannot be written: neither raises an OSError.
+# Words in the errors of torch and safetensors when a file cannot be written: neither raises an OSError.
 _NOT_WRITTEN = ("inline_container", "PytorchStreamWriter", "I/O error")
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A place to write to; it becomes `path` when all is written, and nothing remains of it otherwise.
+    """A temporary path to write to. It replaces `path` at the end of the block; after an error it is removed.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

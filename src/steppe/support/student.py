@@ -1,4 +1,4 @@
-"""Quantiles of Student's t distribution: SciPy's where it is installed, else from the closed form."""
+"""Quantiles of Student's t distribution: SciPy's if it is installed, else from the closed form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, degrees: int) -> float:
-    """The quantile for whole degrees of freedom; infinite for none.
+    """The quantile for an integer number of degrees of freedom; infinite for less than one.
 
     >>> round(t_quantile(0.975, 9), 4)
     2.2622
