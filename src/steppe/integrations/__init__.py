@@ -1,4 +1,4 @@
-"""Trainers: each module needs the trainer it is named after, and is imported by name.
+"""Trainers: one module for each framework. Each needs its framework, and is imported by name.
 
-`lightning` (Lightning and Fabric), `transformers`, `accelerate`, `timm`.
+`lightning`, `fabric`, `transformers`, `accelerate`, `timm`. What they share is in `micro_batches`.
 """

@@ -1,6 +1,6 @@
 """Sharpness-aware training with accelerate.
 
-Wrap the optimizer before ``prepare``; put `Backward` in the place of ``accelerator.backward``:
+Wrap the optimizer before ``prepare``, and use `Backward` instead of ``accelerator.backward``:
 
     optimizer = steppe.SharpnessAware(base, steppe.SAM(rho=0.05), model=model)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -29,18 +29,18 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
 from ..optimizer import SharpnessAware
-from .micro_batches import Auxiliary, Replay, apart, attach
+from .micro_batches import Auxiliary, Replay, attach, unsynchronised
 
 
 class Backward:
-    """``accelerator.backward`` for a `SharpnessAware` optimizer: after a step's last backward, the other looks run.
+    """``accelerator.backward`` for a `SharpnessAware` optimizer. After a step's last backward, the other looks run.
 
     Args:
         accelerator: with any mixed precision and any ``gradient_accumulation_steps``.
         model: as ``accelerator.prepare`` returned it.
-        optimizer: likewise; a `SharpnessAware` went in.
-        auxiliary: for methods that look at a second batch, see `steppe.integrations.micro_batches.Replay`.
-        local: let each process look around on its own batch alone; see `SharpnessAware`.
+        optimizer: as ``accelerator.prepare`` returned it for a `SharpnessAware` optimizer.
+        auxiliary: for methods that look at a second batch; see `steppe.integrations.micro_batches.Replay`.
+        local: each process perturbs by its own batch alone; see `SharpnessAware`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Backward:
     ):
         require_possible(accelerator)
         self._accelerator, self._model = accelerator, model
-        self._optimizer = inner(optimizer)
+        self._optimizer = unwrapped(optimizer)
         if not isinstance(self._optimizer, SharpnessAware):
             raise TypeError(f"Backward needs a SharpnessAware optimizer, not {self._optimizer!r}")
         attach(self._optimizer, model, local)
@@ -63,7 +63,7 @@ class Backward:
     def __call__(self, loss_of: Callable[..., Tensor], *batch: Any) -> Tensor:
         """Compute ``loss_of(*batch)`` and its gradients; return the loss, detached.
 
-        The batch is an argument, and not taken from the surroundings, because it will be needed again later.
+        Give the batch as an argument, not through the closure: the looks run later, when the loop has moved on.
         """
 
         def once() -> tuple[Tensor, Tensor]:
@@ -78,18 +78,18 @@ class Backward:
 
         self._replay.begin(self._optimizer, again, self._accelerator.scaler)
         try:
-            with apart(self._optimizer):
+            with unsynchronised(self._optimizer):
                 loss, share = once()
         except BaseException:
             self._replay.close()
             raise
-        self._replay.saw(share)
+        self._replay.add_loss(share)
         if self._accelerator.sync_gradients:
-            self._replay.look_around()
+            self._replay.run_other_looks()
         return loss
 
 
-def inner(optimizer: Any) -> Any:
+def unwrapped(optimizer: Any) -> Any:
     """The optimizer that accelerate wrapped."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
@@ -97,8 +97,8 @@ def inner(optimizer: Any) -> Any:
 
 
 def require_possible(accelerator: Accelerator) -> None:
-    """Raise where gradients are out of reach."""
+    """Raise for strategies that do not expose the gradients."""
     kind = accelerator.distributed_type
     sharded = kind == DistributedType.FSDP and not accelerator.is_fsdp2
     if sharded or kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA):
-        raise RuntimeError(f"{kind} hides the gradients; shard with FSDP2 (fsdp_version=2), or use DDP")
+        raise RuntimeError(f"{kind} does not expose the gradients: shard with FSDP2 (fsdp_version=2), or use DDP")

@@ -1,4 +1,4 @@
-"""Sharpness-aware training in Lightning. One callback, and nothing else changes:
+"""Sharpness-aware training with Lightning, by one callback:
 
 trainer = lightning.Trainer(callbacks=[SharpnessAwareCallback(steppe.SAM(rho=0.05))])
 """
@@ -19,27 +19,29 @@ from torchmetrics import Metric
 
 from ..method import Method
 from ..optimizer import SharpnessAware
-from .micro_batches import Auxiliary, Replay, apart
+from .micro_batches import Auxiliary, Replay, unsynchronised
 
 
 class SharpnessAwareCallback(Callback):
-    """Makes automatic optimization sharpness-aware, whatever the precision, accumulation, clipping and strategy.
+    """Makes automatic optimization sharpness-aware, with any precision, accumulation, clipping and strategy.
 
-    Lightning's own pass is the first look: logs, hooks and metrics are its. The other looks run on the same batches
-    between the last backward and the hooks before the step, which, like clipping, see the method's direction.
+    Lightning's own pass is the first look: logs, hooks and metrics are those of this pass. The other looks run on the
+    same batches, between the last backward and the hooks before the step. These hooks, and clipping, see the method's
+    direction.
 
     Args:
-        method: for example ``SAM(rho=0.05)``; wraps what ``configure_optimizers`` returns. None if it is wrapped there.
-        auxiliary: for methods that look at a second batch, see `steppe.integrations.micro_batches.Replay`.
+        method: for example ``SAM(rho=0.05)``. It wraps the optimizer of ``configure_optimizers``. None if
+            ``configure_optimizers`` returns a `SharpnessAware`.
+        auxiliary: for methods that look at a second batch; see `steppe.integrations.micro_batches.Replay`.
         settings: of `SharpnessAware`: ``local``, ``hvp``, ``seed``.
     """
 
     def __init__(self, method: Method | None = None, *, auxiliary: Auxiliary = "previous", **settings: Any):
         if settings and method is None:
-            raise TypeError(f"{', '.join(settings)}: give a method too, or set it where SharpnessAware is made")
+            raise TypeError(f"{', '.join(settings)}: give a method too, or pass it to SharpnessAware")
         self.method, self.settings = method, settings
-        self.optimizer: Any = None  # the SharpnessAware, once fitting has begun
-        self._step_before: Any = None  # what a scheduler had put in the place of its step, if one had
+        self.optimizer: Any = None  # the SharpnessAware optimizer, once fitting has begun
+        self._step_before: Any = None  # the step function that a scheduler has patched, if one has
         self._replay = Replay(auxiliary)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -58,60 +60,61 @@ class SharpnessAwareCallback(Callback):
         inner: Any = optimizer.step
         self._step_before = vars(optimizer).get("step")
 
-        # Schedulers wrap the function of a method, leave a mark on it, and look for that: a copy has it too.
+        # Schedulers mark the step function that they have wrapped, and check for the mark: `wraps` copies it.
         @functools.wraps(inner)
         def step(_: Any, closure: Callable[[], Any] | None = None) -> Any:
             return self._step(inner, closure)
 
         self.optimizer.step = types.MethodType(step, optimizer)
 
-        # Not in a hook before it: what other hooks then do to buffers, random state and learning rate counts too.
+        # Not in a hook before it: other hooks may still change buffers, random state and the learning rate.
         own: Any = strategy.training_step
 
         def training_step(*arguments: Any) -> Any:
             again = functools.partial(self._again, trainer, own, arguments)
             self._replay.begin(self.optimizer, again, _scaler(trainer))
-            with apart(self.optimizer):
+            with unsynchronised(self.optimizer):
                 return own(*arguments)
 
         strategy.training_step = training_step
 
     def _step(self, step: Callable[[], Any], closure: Callable[[], Any] | None = None) -> Any:
-        """Lightning hands its whole pass to step, as a closure: the first look, which leads to the others."""
+        """Lightning passes its forward and backward to step as a closure. Hooks in the closure run the other looks."""
         loss = None if closure is None else closure()
-        if not self._replay.open:  # else no training_step had a loss
+        if not self._replay.open:  # open: no training_step had a loss
             step()
-        self._replay.leave()
+        self._replay.abandon()
         return loss
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Leave the step that was under way, if none was taken."""
+        """Abandon the step under way, if it was not taken."""
         if batch_idx % trainer.accumulate_grad_batches == 0:  # where Lightning clears the gradients
-            self._replay.leave()
+            self._replay.abandon()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Take note of the loss."""
+        """Report the loss."""
         scaler = _scaler(trainer)
-        self._replay.saw(self._agreed(trainer, loss if scaler is None else loss / scaler.scale(torch.ones_like(loss))))
+        unscaled = loss if scaler is None else loss / scaler.scale(torch.ones_like(loss))
+        self._replay.add_loss(self._agreed(trainer, unscaled))
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look around, if this was the last batch before a step."""
+        """Run the other looks, if this was the last batch before a step."""
         if not trainer.fit_loop._should_accumulate():
-            with _unnoticed(pl_module):
-                self._replay.look_around()
+            with _without_logging(pl_module):
+                self._replay.run_other_looks()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        """Look around, if the last batch before a step had no loss and others had."""
-        if self._replay.seen and _scaler(trainer) is None:
-            with _unnoticed(pl_module):
-                self._replay.look_around()
+        """Run the other looks, if the last batch before a step had no loss but earlier ones had."""
+        if self._replay.has_loss and _scaler(trainer) is None:
+            with _without_logging(pl_module):
+                self._replay.run_other_looks()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the step that was under way, if training stopped in one."""
-        self._replay.leave()
+        """Abandon the step under way, if training stopped during one."""
+        self._replay.abandon()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give strategy and optimizer their own functions back: others may use them next."""
+        """Restore the functions of strategy and optimizer: they may be used without this callback."""
         vars(trainer.strategy).pop("training_step", None)
         if self.optimizer is not None:
             vars(self.optimizer).pop("step", None)
@@ -119,12 +122,12 @@ class SharpnessAwareCallback(Callback):
                 self.optimizer.step = self._step_before
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Undo the step that was under way."""
+        """Undo the step under way."""
         self._replay.close()
         self.on_fit_end(trainer, pl_module)
 
     def _again(self, trainer: Trainer, training_step: Any, arguments: tuple[Any, ...], last: bool) -> Any:
-        """A batch's pass once more, without the hooks."""
+        """Repeat the pass over a batch, without the hooks."""
         strategy, scaler = trainer.strategy, _scaler(trainer)
         no_sync = getattr(strategy, "block_backward_sync", contextlib.nullcontext)
         with contextlib.nullcontext() if last else no_sync():
@@ -136,7 +139,7 @@ class SharpnessAwareCallback(Callback):
         return None if loss is None else self._agreed(trainer, loss)
 
     def _agreed(self, trainer: Trainer, loss: Tensor) -> Any:
-        """The loss that all ranks let a method decide by."""
+        """The loss that the method sees: the mean over all ranks, if it uses the loss."""
         needed = "loss" in self.optimizer.method.needs
         return trainer.strategy.reduce(loss.detach(), reduce_op="mean") if needed else loss
 
@@ -148,16 +151,18 @@ def _scaler(trainer: Trainer) -> Any:
 def _require_possible(trainer: Trainer, pl_module: LightningModule) -> None:
     strategy = trainer.strategy
     if not pl_module.automatic_optimization:
-        raise RuntimeError("with manual optimization, loop over optimizer.passes() in training_step, without callback")
+        raise RuntimeError("manual optimization needs no callback: loop over optimizer.passes() in training_step")
     if type(strategy).__name__ == "FSDPStrategy" or strategy.handles_gradient_accumulation:
-        raise RuntimeError(f"{type(strategy).__name__} hides the gradients; for shards use ModelParallelStrategy")
+        raise RuntimeError(f"{type(strategy).__name__} hides the gradients: to shard, use ModelParallelStrategy")
     if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
-        raise RuntimeError("training_step(dataloader_iter) draws its batches itself: they cannot be seen again")
+        raise RuntimeError(
+            "training_step(dataloader_iter) draws its batches itself: write training_step(batch, batch_idx)"
+        )
 
 
 @contextlib.contextmanager
-def _unnoticed(pl_module: Any) -> Generator[None, None, None]:
-    """Let nothing be logged, and metrics work on copies of what they have counted."""
+def _without_logging(pl_module: Any) -> Generator[None, None, None]:
+    """Disable logging, and let metrics work on copies of their state, which is restored afterwards."""
     kept = [(metric, dict(vars(metric))) for metric in pl_module.modules() if isinstance(metric, Metric)]
     for metric, state in kept:
         copies = {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}

@@ -1,8 +1,8 @@
 """Sharpness-aware training with timm: optimizers by name, and a scaler for timm's training loop.
 
-register("sam", steppe.SAM(rho=0.05))                       # now there are sam-sgd, sam-adamw, sam-lamb, …
+register("sam", steppe.SAM(rho=0.05))                       # adds sam-sgd, sam-adamw, sam-lamb, …
 optimizer = timm.optim.create_optimizer_v2(model, "sam-sgd", lr=0.1)
-loss_scaler = SharpnessAwareScaler(model, device="cuda")    # in the place of NativeScaler
+loss_scaler = SharpnessAwareScaler(model, device="cuda")    # instead of NativeScaler
 
 for input, target in loader:
     loss = loss_scaler.forward(optimizer, lambda input=input, target=target: loss_fn(model(input), target))
@@ -28,16 +28,16 @@ from torch import Tensor, nn
 from ..engine import replicas
 from ..method import Method
 from ..optimizer import SharpnessAware
-from .micro_batches import Auxiliary, Replay, apart, attach
+from .micro_batches import Auxiliary, Replay, attach, unsynchronised
 
 
 def register(name: str, method: Method) -> list[str]:
-    """Let timm's optimizer factory know ``<name>-<optimizer>``, for each of its optimizers; return the new names.
+    """Register ``<name>-<optimizer>`` with timm's optimizer factory, for each of its optimizers; return the new names.
 
-    Those that differentiate a second time (AdaHessian) are left out: a direction has no graph.
+    Optimizers that differentiate the gradient (AdaHessian) are left out: a direction has no graph.
     """
     if "_" in name or "-" in name:
-        raise ValueError(f"timm reads more into {name!r}: a name must have no _ and no -")
+        raise ValueError(f"timm gives _ and - in a name a meaning: {name!r} must have no _ and no -")
     added = []
     for optimizer in [str(one) for one in default_registry.list_optimizers() if "-" not in one]:
         info = default_registry.get_optimizer_info(optimizer)
@@ -63,14 +63,14 @@ def _factory(info: OptimInfo, method: Method) -> Callable[..., SharpnessAware]:
 
 
 class SharpnessAwareScaler(NativeScaler):
-    """timm's `NativeScaler` for a `SharpnessAware` optimizer: before clipping and stepping, it looks around.
+    """timm's `NativeScaler` for a `SharpnessAware` optimizer. It runs the other looks before clipping and stepping.
 
     Args:
         model: as it is called in training, after DDP has wrapped it.
         device: of the scaler.
-        enabled: False to train in float32 or bfloat16, which need no scaling of the loss.
-        auxiliary: for methods that look at a second batch, see `steppe.integrations.micro_batches.Replay`.
-        local: let each process look around on its own batch alone; see `SharpnessAware`.
+        enabled: False to train in float32 or bfloat16, which need no loss scaling.
+        auxiliary: for methods that look at a second batch; see `steppe.integrations.micro_batches.Replay`.
+        local: each process perturbs by its own batch alone; see `SharpnessAware`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SharpnessAwareScaler(NativeScaler):
         self._replay = Replay(auxiliary)
 
     def forward(self, optimizer: Any, compute: Callable[[], Tensor]) -> Tensor:
-        """The loss of a batch, ``compute()``. Bind the batch to it: it is called again, when the loop is further on."""
+        """The loss of a batch, ``compute()``. Bind the batch to it: it is called again when the loop has moved on."""
         if not isinstance(optimizer, SharpnessAware):
             raise TypeError(f"SharpnessAwareScaler needs a SharpnessAware optimizer, not {type(optimizer).__name__}")
         attach(optimizer, self._model, self._local)
@@ -100,7 +100,7 @@ class SharpnessAwareScaler(NativeScaler):
             return loss.detach()
 
         self._replay.begin(optimizer, again, self._scaler)
-        with apart(optimizer):
+        with unsynchronised(optimizer):
             return compute()
 
     def __call__(
@@ -113,15 +113,15 @@ class SharpnessAwareScaler(NativeScaler):
         create_graph: bool = False,
         need_update: bool = True,
     ) -> None:
-        """Backward; and if a step is due: look around, clip, step."""
+        """Backward; and if a step is due, run the other looks, clip and step."""
         if not self._replay.open:
             raise RuntimeError("compute the loss with SharpnessAwareScaler.forward: it must be computed again")
-        with apart(optimizer):
+        with unsynchronised(optimizer):
             self._scaler.scale(loss).backward(create_graph=create_graph)
-        self._replay.saw(loss)
+        self._replay.add_loss(loss)
         if not need_update:
             return
-        self._replay.look_around()
+        self._replay.run_other_looks()
         if clip_grad is not None:
             assert parameters is not None
             self._scaler.unscale_(optimizer)

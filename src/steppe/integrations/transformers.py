@@ -14,23 +14,23 @@ from torch import Tensor, nn
 
 from ..method import Method
 from ..optimizer import SharpnessAware
-from .accelerate import inner, require_possible
-from .micro_batches import Auxiliary, Replay, apart, attach
+from .accelerate import require_possible, unwrapped
+from .micro_batches import Auxiliary, Replay, attach, unsynchronised
 
 
 class SharpnessAwareMixin:
     """For any kind of Trainer: ``class MyTrainer(SharpnessAwareMixin, Seq2SeqTrainer): ...``.
 
-    The Trainer's own pass is the first look: losses logged and counted are its. The other looks run after the last
+    The Trainer's own pass is the first look: logged losses are those of this pass. The other looks run after the last
     micro-batch of a step, with the same inputs and the same ``num_items_in_batch``. Clipping, the scaler and
-    callbacks see the method's direction. Only parameters that require a gradient take part, so adapters (PEFT) are
-    perturbed and the frozen weights are not.
+    callbacks see the method's direction. Only parameters that require a gradient are perturbed: with adapters (PEFT),
+    the frozen weights are not.
 
     Args:
-        method: for example ``SAM(rho=0.05)``; wraps the Trainer's optimizer, or the one given as ``optimizers=``.
-            Leave it out if that is a `SharpnessAware` already.
-        auxiliary: for methods that look at a second batch, see `steppe.integrations.micro_batches.Replay`.
-        local: let each process look around on its own batch alone; see `SharpnessAware`.
+        method: for example ``SAM(rho=0.05)``. It wraps the Trainer's optimizer, or the one given as ``optimizers=``.
+            Leave it out if that optimizer is a `SharpnessAware` already.
+        auxiliary: for methods that look at a second batch; see `steppe.integrations.micro_batches.Replay`.
+        local: each process perturbs by its own batch alone; see `SharpnessAware`.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class SharpnessAwareMixin:
         trainer: Any = self
         self._replay.start_over()  # an earlier train() may have been interrupted
         optimizer = trainer.optimizer = super().create_optimizer(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
-        if self._made is not None and inner(optimizer) is self._made:  # train() was called before
+        if self._made is not None and unwrapped(optimizer) is self._made:  # train() was called before
             return optimizer
-        if isinstance(inner(optimizer), SharpnessAware) == (self.method is not None):
+        if isinstance(unwrapped(optimizer), SharpnessAware) == (self.method is not None):
             raise TypeError("give SharpnessAwareTrainer either method= or an optimizer that is a SharpnessAware")
         if self.method is not None:
             trainer.optimizer = self._made = SharpnessAware(optimizer, self.method, model=trainer.model)
@@ -64,17 +64,17 @@ class SharpnessAwareMixin:
     ) -> Tensor:
         """The Trainer's step; after the last micro-batch, the other looks."""
         trainer: Any = self
-        accelerator, optimizer = trainer.accelerator, inner(trainer.optimizer)
+        accelerator, optimizer = trainer.accelerator, unwrapped(trainer.optimizer)
         if not self._replay.open:
             require_possible(accelerator)
             attach(optimizer, model, self.local)
         again = functools.partial(self._again, model, inputs, num_items_in_batch)
         self._replay.begin(optimizer, again, accelerator.scaler)
-        with apart(optimizer):
+        with unsynchronised(optimizer):
             loss = self._once(model, inputs, num_items_in_batch)
-        self._replay.saw(loss)
+        self._replay.add_loss(loss)
         if accelerator.sync_gradients:
-            self._replay.look_around()
+            self._replay.run_other_looks()
         return loss
 
     def _once(self, model: nn.Module, inputs: dict[str, Any], count: Tensor | int | None) -> Tensor:
@@ -87,4 +87,4 @@ class SharpnessAwareMixin:
 
 
 class SharpnessAwareTrainer(SharpnessAwareMixin, transformers.Trainer):
-    """`transformers.Trainer` that looks around before it steps; see `SharpnessAwareMixin`."""
+    """A `transformers.Trainer` with sharpness-aware steps; see `SharpnessAwareMixin`."""
