@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import steppe
-from steppe.cli.doctor import module_of, optional_packages
+from steppe.cli.commands.doctor import module_of, optional_packages
 
 ROOT = Path(__file__).parents[1]
 HERE = Path(steppe.__file__).parent
@@ -85,7 +85,7 @@ def test_the_version_is_said_in_one_place(archives):
 def test_the_wheel_holds_the_package_and_nothing_else(wheel_files):
     packed = {name.removeprefix("steppe/") for name in wheel_files if name.startswith("steppe/")}
     assert packed == files_in(HERE, "*")
-    assert {"py.typed", "lab/report/page.js", "lab/report/page.css"} <= packed
+    assert {"py.typed", "lab/report/static/page.js", "lab/report/static/page.css"} <= packed
     assert {name.split("/")[0] for name in wheel_files} == {"steppe", f"steppe-{steppe.__version__}.dist-info"}
 
 

@@ -17,7 +17,7 @@ from steppe.lab.data import load
 from steppe.lab.data.imagenet_sets import OF_ALL, OTHER_SETS, ImageNet
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.training.batches import _data
-from steppe.lab.training.interleaved import advance_all
+from steppe.lab.training.round_robin import train_round_robin
 from steppe.lab.training.ranks import Ranks
 from steppe.lab.training.run import Run
 from steppe.papers import other_sets
@@ -298,13 +298,13 @@ def test_of_several_processes_the_first_measures(tmp_path, group):
     recipe = Recipe(data=f"folder:{world.imagenet}", model="cnn-3", batch=8, epochs=1)
     first = Run(recipe, ranks=Ranks("ddp", 0, 1), measure=OtherSets())
     assert isinstance(first.model, nn.parallel.DistributedDataParallel)
-    advance_all([first])
+    train_round_robin([first])
     alone = Run(recipe)
     alone.net.load_state_dict(first.net.state_dict())
     found = OtherSets()(alone)
     assert found is not None and set(found) == {REAL, V2} and first.record["curvature"] == found
     second = Run(recipe, ranks=Ranks("", 1, 2), measure=OtherSets())
-    advance_all([second])
+    train_round_robin([second])
     assert second.record["status"] == "done" and second.record["curvature"] is None
 
 
@@ -325,7 +325,7 @@ def test_a_run_that_met_a_damaged_set_goes_on_where_it_was(tmp_path):
 
     def train() -> Run:
         one = Run(recipe, out, measure=OtherSets())
-        advance_all([one])
+        train_round_robin([one])
         return one
 
     path.write_text("[", "utf-8")

@@ -13,7 +13,7 @@ from steppe.curvature.trace import FEWEST_PRODUCTS
 from steppe.lab.data import load, prepare
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import write_weights
-from steppe.lab.training.interleaved import advance_all
+from steppe.lab.training.round_robin import train_round_robin
 from steppe.papers import find, sets, transfer
 from steppe.papers.definitions.s1 import place, surface, walk
 from steppe.papers.experiment import SETS
@@ -26,7 +26,7 @@ SMOKE = Recipe(data=f"{SETS}:smoke_grey", model="mlp-6", model_settings={"hidden
 def watched(watch: Watch | None, recipe: Recipe = SMOKE, measure=None) -> Watched:
     run = Watched(recipe, measure=measure)
     run.watch = watch
-    advance_all([run])
+    train_round_robin([run])
     return run
 
 

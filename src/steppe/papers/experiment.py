@@ -16,7 +16,7 @@ from typing import Any
 
 from ..curvature.trace import FEWEST_PRODUCTS
 from ..lab.recipe.recipe import Recipe
-from ..lab.training.measuring import Measuring
+from ..lab.training.final_curvature import Measuring
 from ..support.errors import UserError, unknown
 from .measurements import Watch
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from ..curvature import Hessian, Objective, eigenvalues, extrema, frobenius_squared, surrogate_gap, trace
 from ..curvature.trace import FEWEST_PRODUCTS
 from ..lab.data import CORRUPTIONS, SEVERITIES, corrupt, prepare
-from ..lab.data.base import Split
-from ..lab.training.measuring import Measuring, check_products
+from ..lab.data.dataset import Split
+from ..lab.training.final_curvature import Measuring, check_products
 from ..lab.training.run import Run
 from ..support.errors import UserError
 

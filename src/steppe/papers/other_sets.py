@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..lab.data import DataSet, prepare
 from ..lab.data.imagenet_sets import MAIN_CORRUPTIONS, OF_ALL, OTHER_SETS, Asked, ImageNet, OtherSet
-from ..lab.training.measuring import Measuring
+from ..lab.training.final_curvature import Measuring
 from ..lab.training.precision import autocast
 from ..lab.training.run import Run
 

@@ -82,7 +82,7 @@ def _perform_watched(jobs: list[Job], place: Place, watch: Any, tell: Tell) -> N
     """In this process, since the lab's workers know nothing of what is watched."""
     import torch
 
-    from ..lab.training.interleaved import advance_all
+    from ..lab.training.round_robin import train_round_robin
     from .measurements import Watched
 
     if place.device == "cpu":
@@ -105,7 +105,7 @@ def _perform_watched(jobs: list[Job], place: Place, watch: Any, tell: Tell) -> N
                 )  # fmt: skip
                 one.watch = watch
                 runs.append(one)
-            advance_all(runs, _reporter(tell))
+            train_round_robin(runs, _reporter(tell))
 
 
 def _reporter(tell: Tell) -> Callable[[Any], None]:

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from helpers.image_excerpt import cifar10, images, labels
 from steppe.lab.data import DataSet, Split, corrupt, data_names, data_root, first, load, prepare, with_label_noise
 from steppe.lab.data.catalogue import ENTRIES
-from steppe.lab.data.files import read_svhn
+from steppe.lab.data.file_formats import read_svhn
 from steppe.support.errors import UserError
 
 

@@ -18,13 +18,13 @@ pytest.importorskip("scipy")
 rich_console = pytest.importorskip("rich.console")
 
 from helpers.report_records import comparison, diverged, flat, many, record  # noqa: E402
-from steppe.lab.report import figures, sections, table, write_report  # noqa: E402
-from steppe.lab.report import wording as w  # noqa: E402
-from steppe.lab.report.forest import Scale, forest, scale_of  # noqa: E402
+from steppe.lab.report import chart_sections, figures, table, write_report  # noqa: E402
+from steppe.lab.report import formatting as w  # noqa: E402
+from steppe.lab.report.chart_data import POINTS, charts, curve, gamma, polynomial, thinned  # noqa: E402
+from steppe.lab.report.forest_plot import Scale, forest, scale_of  # noqa: E402
 from steppe.lab.report.html import Markup, join, tag  # noqa: E402
 from steppe.lab.report.page import report  # noqa: E402
-from steppe.lab.report.payload import POINTS, charts, curve, gamma, polynomial, thinned  # noqa: E402
-from steppe.lab.report.recipe import shown  # noqa: E402
+from steppe.lab.report.run_details import shown  # noqa: E402
 from steppe.lab.statistics import Difference, Mean, group_records, mean_of, summarise  # noqa: E402
 from steppe.methods.gam import transformation  # noqa: E402
 
@@ -384,7 +384,7 @@ def test_coefficients_of_normalised_directions_are_of_no_polynomial():
     def page(method: str, coefficients: list[float]) -> tuple[int, bool]:
         records = [record("GAM", 0.9, s, gamma=coefficients, method=method) for s in range(2)]
         (row,) = summarise(records)
-        section = str(sections.coefficients(0, [row]))
+        section = str(chart_sections.coefficients(0, [row]))
         assert len(gamma(row.group)["curves"]) == len(coefficients) and "Coefficients" in section
         return len(gamma(row.group)["polynomials"]), "Polynomial" in section
 

@@ -16,7 +16,7 @@ from steppe.lab.records import read_records
 from steppe.lab.runner.comparison import plan
 from steppe.lab.runner.local import Place, perform, train_jobs
 from steppe.lab.training.batches import generator_for
-from steppe.lab.training.measuring import Measuring
+from steppe.lab.training.final_curvature import Measuring
 from steppe.lab.training.run import Run
 
 LONGER = ["SGD, 2x longer", "SGD, 6x longer"]

@@ -9,7 +9,7 @@ import torch
 
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.training import run as train
-from steppe.lab.training.interleaved import advance_all
+from steppe.lab.training.round_robin import train_round_robin
 
 METHODS = ["plain", "sam", "gam:period=2", "looksam:k=3", "ssam:samples=4,every=5"]
 
@@ -36,7 +36,7 @@ def same(a, b):
 
 
 def trained(*runs):
-    advance_all(runs)
+    train_round_robin(runs)
     return [results(run) for run in runs]
 
 
@@ -46,7 +46,7 @@ def test_recorded_steps_change_nothing(method, exact, monkeypatch):
     run = train.Run(recipe(method), device="cuda")
     [recorded] = trained(run)
     assert run._step.how.startswith("replayed")
-    monkeypatch.setattr(sys.modules["steppe.capture"], "WARM_UP", 10**9)  # the name is the function
+    monkeypatch.setattr(sys.modules["steppe.graphs.capture"], "WARM_UP", 10**9)  # `graphs.capture` is also a function
     [as_ever] = trained(train.Run(recipe(method), device="cuda"))
     assert same(recorded, as_ever)
 

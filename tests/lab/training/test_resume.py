@@ -17,7 +17,7 @@ from steppe.cli.app import app
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import read_records
 from steppe.lab.runner.local import Job, Place, train_jobs
-from steppe.lab.training.measuring import Measuring
+from steppe.lab.training.final_curvature import Measuring
 
 # Kills itself at a moment that is named by what the process does, not by a clock. One process forks for each moment.
 KILLED = '''
@@ -26,8 +26,9 @@ from functools import partial
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from steppe.lab import record as records, train
-from steppe.lab.training.measuring import Measuring
+from steppe.lab import records
+from steppe.lab.training import run as train
+from steppe.lab.training.final_curvature import Measuring
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.runner.local import Job, Place, train_jobs
 

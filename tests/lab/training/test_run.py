@@ -20,8 +20,8 @@ from steppe.lab.models import build
 from steppe.lab.recipe.method_text import canonical_of
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.training.batches import Batches, data_for, seed_for
-from steppe.lab.training.interleaved import advance_all
-from steppe.lab.training.measuring import Measuring
+from steppe.lab.training.final_curvature import Measuring
+from steppe.lab.training.round_robin import train_round_robin
 from steppe.lab.training.run import Run
 from steppe.methods.registry import own_methods as known_methods
 from steppe.methods.registry import with_defaults
@@ -109,7 +109,7 @@ def test_runs_in_turns_are_the_runs_alone():
     recipes = [replace(SHORT, method=method, model="tests_lab_dropout:net") for method in ("plain", "gsam", "gam")]
     alone = [trained(recipe) for recipe in recipes]
     together = [Run(recipe) for recipe in recipes]
-    advance_all(together)
+    train_round_robin(together)
     for one, other in zip(alone, together, strict=True):
         assert_same(weights(one), weights(other))
         a, b = one.record["epochs"][-1], other.record["epochs"][-1]

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from .base import Batch, DataSet, Readable, Split, first, prepare, subset, with_label_noise, with_targets
-from .corrupt import CORRUPTIONS, SEVERITIES, all_corrupted, corrupt, corrupted
+from .corruptions import CORRUPTIONS, SEVERITIES, all_corrupted, corrupt, corrupted
+from .dataset import Batch, DataSet, Readable, Split, first, prepare, subset, with_label_noise, with_targets
 from .loading import Listing, data_names, data_root, load
 
 __all__ = [

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ...support.errors import UserError, unknown
-from .base import DataSet
+from .dataset import DataSet
 from .image_operations import AUTOAUGMENT, RANDAUGMENT, apply, magnitudes, rows
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from .base import Split
+from .catalogue_entry import Checksum, Entry, Files, Name
+from .dataset import Split
 from .download import Source
-from .entries import Checksum, Entry, Files, Name
-from .files import read_cifar_binary, read_cifar_pickle, read_idx_pair, read_svhn
-from .folders import Folders
+from .file_formats import read_cifar_binary, read_cifar_pickle, read_idx_pair, read_svhn
+from .image_folders import Folders
 
 
 def _idx(*checksums: str) -> tuple[dict[Name, Checksum], dict[Name, Checksum]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...support.errors import UserError, describe, one_line
-from .files import md5
+from .file_formats import md5
 
 _BLOCK = 1 << 20
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")

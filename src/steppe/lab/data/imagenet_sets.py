@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 
 from ...support.errors import UserError, one_line
-from .base import DataSet, Device
-from .folders import FolderSplit, _by_class, _held_out
+from .dataset import DataSet, Device
+from .image_folders import FolderSplit, held_out_folder, images_by_class
 
 # The four others (gaussian_blur, saturate, spatter, speckle_noise) are for tuning, and in nobody's mean.
 MAIN_CORRUPTIONS = (
@@ -130,10 +130,10 @@ def _need_all(folder: Path, pairs: Iterable[tuple[str, int]], imagenet: ImageNet
 def _real(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
     """ImageNet's validation images, those with at least one right class."""
     lists = _lists(path, len(imagenet.classes))
-    held_out = _held_out(imagenet.folder)
+    held_out = held_out_folder(imagenet.folder)
     if held_out is None:
         raise UserError(f"{imagenet.folder} has no folder val, whose images {path.name} is about")
-    pairs = _by_class(held_out, imagenet.number)
+    pairs = images_by_class(held_out, imagenet.number)
     if len(lists) != len(pairs):
         raise UserError(f"{path} is about {len(lists)} images, but {held_out} has {len(pairs)}")
     rows = [_row(file, len(lists)) for file, _ in pairs]
@@ -169,14 +169,14 @@ def _v2(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
     """Folders are classes by number ("10" is class 10, though it comes before "2"), in an older edition by name."""
     names = [entry.name for entry in os.scandir(path) if entry.is_dir()]
     number = {name: int(name) for name in names if name.isdecimal() and int(name) < len(imagenet.classes)}
-    pairs = _by_class(path, {**imagenet.number, **number})
+    pairs = images_by_class(path, {**imagenet.number, **number})
     _need_all(path, pairs, imagenet)
     yield Asked(_split(pairs, imagenet))
 
 
 def _r(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
     """Classes are named as ImageNet's; a net chooses among those that are there."""
-    pairs = _by_class(path, imagenet.number)
+    pairs = images_by_class(path, imagenet.number)
     yield Asked(_split(pairs, imagenet), among=tuple(sorted({target for _, target in pairs})))
 
 
@@ -187,7 +187,7 @@ def _c(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
         if not (path / part).is_dir():
             raise UserError(f"{path} is not whole: {path / part} is missing")
     for part in parts:
-        pairs = _by_class(path / part, imagenet.number)
+        pairs = images_by_class(path / part, imagenet.number)
         _need_all(path / part, pairs, imagenet)
         yield Asked(_split(pairs, imagenet), part=part)
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from ...support.errors import UserError, describe, require, unknown, user_function
-from .base import DataSet, Readable, Split
 from .catalogue import ENTRIES
-from .folders import read_folder
-from .variants import LABELS, VARIANTS, cifar10_c, cifar10n
+from .cifar_variants import LABELS, VARIANTS, cifar10_c, cifar10n
+from .dataset import DataSet, Readable, Split
+from .image_folders import read_folder
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What was found, for people: a table in the terminal, one HTML page, figures."""
 
 from .page import write_report
-from .table import table
+from .terminal_table import table
 
 __all__ = ["table", "write_report"]

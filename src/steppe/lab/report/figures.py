@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..statistics import Mean, Row, summarise
-from . import wording as words
-from .payload import PROGRESS, curve, quantity_name
+from . import formatting
+from .chart_data import PROGRESS, curve, quantity_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +28,8 @@ def cost_figure(records: Iterable[Any], metric: str = "test_accuracy", axis: str
     A failure far from the others is an arrow at the edge: it must not flatten the picture of the rest.
     """
     rows = [row for row in _one_problem(records, metric) if row.mean and _cost(row, axis)]
-    unit = 100 if words.is_share(metric) else 1
-    figure, axes = _blank(AXES[axis], words.name_of(metric) + (", %" if words.is_share(metric) else ""))
+    unit = 100 if formatting.is_share(metric) else 1
+    figure, axes = _blank(AXES[axis], formatting.name_of(metric) + (", %" if formatting.is_share(metric) else ""))
     reached = [(row, row.mean, look) for row, look in zip(rows, _looks(rows), strict=True) if row.mean]
     aside = outliers([mean.value for _, mean, _ in reached])
     longer = sorted((_cost(row, axis), unit * mean.value) for row, mean, _ in reached if row.role != "method")
@@ -52,7 +52,7 @@ def cost_figure(records: Iterable[Any], metric: str = "test_accuracy", axis: str
     for row, mean, look in reached:
         if mean.value in aside:
             below = unit * mean.value < min(ends)
-            label = f"{row.label} ({words.value(mean.value, metric)})"
+            label = f"{row.label} ({formatting.value(mean.value, metric)})"
             style = {"color": look["color"], "marker": "v" if below else "^", "linestyle": "none", "label": label}
             place = 0.02 if below else 0.98
             axes.plot([_cost(row, axis)], [place], transform=axes.get_xaxis_transform(), clip_on=False, **style)

@@ -13,10 +13,10 @@ from typing import Any
 
 from ...support.files import whole_file
 from ..statistics import Row, summarise
-from . import parts, sections
+from . import chart_sections, results_table, summary
+from .chart_data import charts
 from .html import Markup, join, tag
-from .payload import charts
-from .recipe import run_details
+from .run_details import run_details
 
 SCRIPTS = ("chart.js", "labels.js", "ridges.js", "figures.js", "landscape.js", "page.js")
 
@@ -49,12 +49,12 @@ def report(
     """The page as text."""
     rows = summarise(records, metric, base)
     problems = [[r for r in rows if r.problem == name] for name in dict.fromkeys(row.problem for row in rows)]
-    title = title or parts.title(problems)
+    title = title or summary.title(problems)
     style, script = _file("page.css"), "\n".join(_file(name) for name in SCRIPTS)
     body = join(
-        parts.header(title, problems, metric),
+        summary.header(title, problems, metric),
         tag("main", *(_problem(k, one, metric, len(problems) > 1) for k, one in enumerate(problems)), id="content"),
-        parts.footer(rows, command, metric),
+        summary.footer(rows, command, metric),
         _data([charts(one, metric) for one in problems]),
         tag("script", Markup(script)),
     )
@@ -74,12 +74,12 @@ def _problem(index: int, rows: list[Row], metric: str, many: bool) -> Markup:
     return tag(
         "section",
         tag("h2", rows[0].problem, class_="problem" if many else "unseen"),
-        parts.answers(rows, metric) if many else None,
-        parts.results(index, rows, metric),
-        sections.cost_chart(index, rows, metric),
-        sections.curves(index, rows),
-        sections.curvature(index, rows),
-        sections.coefficients(index, rows),
+        summary.answers(rows, metric) if many else None,
+        results_table.results(index, rows, metric),
+        chart_sections.cost_chart(index, rows, metric),
+        chart_sections.curves(index, rows),
+        chart_sections.curvature(index, rows),
+        chart_sections.coefficients(index, rows),
         run_details(index, rows),
         id=f"problem-{index}",
         data_problem=index,
@@ -99,4 +99,4 @@ def _policy(script: str) -> str:
 
 
 def _file(name: str) -> str:
-    return files("steppe.lab.report").joinpath(name).read_text(encoding="utf-8")
+    return files("steppe.lab.report").joinpath("static", name).read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ from typing import Any
 from ...support.errors import UserError, user_function
 from ..recipe.recipe import Recipe
 from ..records import Record, RecordWarning, ended, finished, label_for, only_one, same_code, write_record
-from ..training.measuring import Measuring
+from ..training.final_curvature import Measuring
 from ..training.ranks import ALONE, Ranks
 
 
@@ -123,7 +123,7 @@ def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None
     """Train in this process: one after another, or all in turns."""
     import torch
 
-    from ..training.interleaved import advance_all
+    from ..training.round_robin import train_round_robin
     from ..training.run import Run
 
     if place.device == "cpu":
@@ -156,7 +156,7 @@ def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None
                 seen[run.recipe.key] = epoch
                 tell(_news(run.record))
 
-        advance_all(runs, after_step)
+        train_round_robin(runs, after_step)
     records |= {run.recipe.key: run.record for run in runs}
     return [records[job.recipe.key] for job in jobs]
 

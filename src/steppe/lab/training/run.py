@@ -1,8 +1,8 @@
 """The training loop: any method, any base, any model.
 
-A `Run` is one recipe being trained. Its `train` yields after every step of the optimizer, so that several runs can take
-turns in one process (`turns.advance_all`), each on its own CUDA stream. After every epoch it writes its record and a
-checkpoint; started again, it goes on from there and ends with the same bits as if it had never stopped.
+A `Run` is one recipe being trained. Its `train` yields after every step of the optimizer, so that several runs can
+alternate in one process (`round_robin.train_round_robin`), each on its own CUDA stream. After every epoch it writes its
+record and a checkpoint. A run that was stopped resumes from its checkpoint and ends with bit-identical results.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...lab.recipe.method_text import canonical
 from ...lab.recipe.recipe import Recipe
 from ...lab.runner.comparison import plan
-from ...lab.training.measuring import Measuring
+from ...lab.training.final_curvature import Measuring
 from ..experiment import SETS, Cell, Experiment
 
 TITLE = "Extra · all methods at equal cost"

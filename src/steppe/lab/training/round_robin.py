@@ -12,7 +12,7 @@ from .run import Run
 _END = object()
 
 
-def advance_all(runs: Sequence[Run], after_step: Callable[[Run], None] = lambda run: None) -> None:
+def train_round_robin(runs: Sequence[Run], after_step: Callable[[Run], None] = lambda run: None) -> None:
     """Train runs to their ends in turns, a step each, every one on a CUDA stream of its own."""
     for run in runs:
         run.share_of_time = 1 / len(runs)

@@ -6,27 +6,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..statistics import Row, larger_is_better
-from . import wording as words
+from . import formatting
+from .chart_data import gamma, quantities_of
 from .figures import outliers
 from .html import Markup, join, tag
-from .parts import cell, row_name, scrolling, sorting_head, upper
-from .payload import gamma, quantities_of
+from .results_table import capitalised, cell, row_name, scrolling, sorting_head
 
 
 def cost_chart(index: int, rows: Sequence[Row], metric: str) -> Markup | None:
     """Accuracy against what it cost, with the base trained longer as a line."""
     if not any(row.mean and row.gradients for row in rows):
         return None
-    name = words.name_of(metric)
+    name = formatting.name_of(metric)
     longer = any(row.role == "equal-cost" and row.mean for row in rows)
     side = "above" if larger_is_better(metric) else "below"
-    note = f"{upper(name)} against cost. Thick bars are one standard error, thin ones 95 % intervals."
+    note = f"{capitalised(name)} against cost. Thick bars are one standard error, thin ones 95 % intervals."
     if longer:
         note += f" The dashed line is the base trained longer: a method {side} it gains more than training longer does."
     if outliers([row.mean.value for row in rows if row.mean]):
         note += " Arrows at the edge stand for results outside the chart."
     axes = _choice("cost", {"gradients": "gradients", "seconds": "seconds"}, "Cost in")
-    return _figure(index, "cost", f"{upper(name)} against cost", note, axes)
+    return _figure(index, "cost", f"{capitalised(name)} against cost", note, axes)
 
 
 def curves(index: int, rows: Sequence[Row]) -> Markup | None:
@@ -61,7 +61,7 @@ def curvature(index: int, rows: Sequence[Row]) -> Markup | None:
         body = []
         for row in measured:
             means = [row.group.mean(name) for name in names]
-            cells = [cell(words.mean(one), one and one.value) for one in means]
+            cells = [cell(formatting.mean(one), one and one.value) for one in means]
             body.append(tag("tr", row_name(row), *cells, class_=row.role))
         caption = "Of the Hessian of the training loss: mean ± standard error over seeds. Smaller is flatter."
         table = tag(

@@ -10,7 +10,7 @@ from PIL import Image
 from helpers.file_formats import told
 from helpers.image_excerpt import images
 from steppe.lab.data import load
-from steppe.lab.data.folders import read_folder
+from steppe.lab.data.image_folders import read_folder
 from steppe.support.errors import UserError
 
 CLASSES = ("n01", "n02", "n03")

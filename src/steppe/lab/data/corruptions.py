@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...support.errors import UserError, require, unknown
-from .base import DataSet, Split
-from .filters import along, blur, diamond_square, motion, shuffled, warped, zoomed
+from .dataset import DataSet, Split
+from .image_filters import along, blur, diamond_square, motion, shuffled, warped, zoomed
 
 SEVERITIES = (1, 2, 3, 4, 5)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..statistics import Row, number, seed_of
-from . import wording as words
+from . import formatting
 from .html import Markup, join, tag
 
 
@@ -53,7 +53,7 @@ def shown(value: Any) -> str:
         return f"{value:g}"
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={shown(v)}" for name, v in value.items())
-    return words.count(value) if isinstance(value, int) and value >= 10000 else str(value)
+    return formatting.count(value) if isinstance(value, int) and value >= 10000 else str(value)
 
 
 def trained_for(record: Mapping[str, Any]) -> float:
@@ -68,7 +68,7 @@ def _counts(rows: Sequence[Row]) -> str:
     total = sum(trained_for(record) for row in rows for record in row.group.records)
     return (
         f"{runs} {'run' if runs == 1 else 'runs'}: {len(rows)} {'recipe' if len(rows) == 1 else 'recipes'}, "
-        f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}, {words.duration(total)} of training."
+        f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}, {formatting.duration(total)} of training."
     )
 
 

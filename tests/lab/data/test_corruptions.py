@@ -13,7 +13,7 @@ from scipy import ndimage
 
 from helpers.image_excerpt import cifar10, images
 from steppe.lab.data import CORRUPTIONS, SEVERITIES, all_corrupted, corrupt, corrupted
-from steppe.lab.data.filters import blur, diamond_square, motion, shuffled, warped, zoomed
+from steppe.lab.data.image_filters import blur, diamond_square, motion, shuffled, warped, zoomed
 from steppe.support.errors import UserError
 
 # Their published constants do not rise in mean squared difference: glass blur trades shuffling for smoothing,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...support.errors import UserError, one_line, require
-from .base import Split
+from .dataset import Split
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...support.errors import UserError, one_line, require
-from .base import Batch, Device, Readable, Split
+from .dataset import Batch, Device, Readable, Split
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 _AHEAD = 4  # batches being decoded while one is used
@@ -133,14 +133,14 @@ class Folders:
     def lacking(self, root: Path) -> Path | None:
         """The folder train or val, where the other is there."""
         for folder in (root / name for name in self.names):
-            train, val = folder / "train", _held_out(folder)
+            train, val = folder / "train", held_out_folder(folder)
             if train.is_dir() != (val is not None):
                 return folder / "val" if train.is_dir() else train
         return None
 
     def _folder(self, root: Path) -> Path | None:
         folders = (root / name for name in self.names)
-        return next((f for f in folders if (f / "train").is_dir() and _held_out(f) is not None), None)
+        return next((f for f in folders if (f / "train").is_dir() and held_out_folder(f) is not None), None)
 
     def read(self, root: Path, checksums: Mapping[str, str] | None) -> tuple[Readable, Readable]:
         """Both splits; there are no checksums for folders."""
@@ -151,7 +151,7 @@ class Folders:
 
 def read_folder(folder: Path, size: int, in_memory: bool = False) -> tuple[Readable, Readable]:
     """Training and test split of a folder with train/ and val/ (or test/)."""
-    held_out = _held_out(folder)
+    held_out = held_out_folder(folder)
     if not (folder / "train").is_dir() or held_out is None:
         raise UserError(f"{folder} needs the folders train and val, each with one folder a class")
     classes = sorted(entry.name for entry in os.scandir(folder / "train") if entry.is_dir())
@@ -159,14 +159,15 @@ def read_folder(folder: Path, size: int, in_memory: bool = False) -> tuple[Reada
         raise UserError(f"{folder / 'train'} has no folders: one a class is needed")
     number = {name: i for i, name in enumerate(classes)}
     annotations = held_out / "val_annotations.txt"
-    pairs = _annotated(held_out, annotations, number) if annotations.exists() else _by_class(held_out, number)
-    splits = [_split(_by_class(folder / "train", number), size), _split(pairs, size)]
+    pairs = _annotated(held_out, annotations, number) if annotations.exists() else images_by_class(held_out, number)
+    splits = [_split(images_by_class(folder / "train", number), size), _split(pairs, size)]
     if in_memory:
         return tuple(Split(*split.take(torch.arange(len(split)))) for split in splits)  # type: ignore[return-value]
     return splits[0], splits[1]
 
 
-def _held_out(folder: Path) -> Path | None:
+def held_out_folder(folder: Path) -> Path | None:
+    """The folder of the test images: val or test."""
     return next((folder / name for name in ("val", "test") if (folder / name).is_dir()), None)
 
 
@@ -174,7 +175,8 @@ def _split(pairs: list[tuple[str, int]], size: int) -> FolderSplit:
     return FolderSplit(tuple(path for path, _ in pairs), torch.tensor([label for _, label in pairs]), size)
 
 
-def _by_class(folder: Path, number: dict[str, int]) -> list[tuple[str, int]]:
+def images_by_class(folder: Path, number: dict[str, int]) -> list[tuple[str, int]]:
+    """Path and class number of every image in a folder with one subfolder per class."""
     pairs = []
     for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()):
         if name not in number:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..statistics import Difference, summarise
-from . import wording as words
+from . import formatting
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -29,7 +29,7 @@ def table(records: Iterable[Any], metric: str = "test_accuracy", base: str | Non
     from rich.text import Text
 
     rows = summarise(records, metric, base)
-    unit = "%, " if words.is_share(metric) else ""
+    unit = "%, " if formatting.is_share(metric) else ""
 
     class Folding(Table):
         """The labels fold first; where that is not enough everything does, so that nothing is cut off."""
@@ -47,7 +47,7 @@ def table(records: Iterable[Any], metric: str = "test_accuracy", base: str | Non
         box=SIMPLE_HEAD, caption=NOTE, caption_justify="left", title_justify="left", padding=0, show_edge=False
     )
     made.add_column("method", overflow="fold")
-    made.add_column(f"{words.name_of(metric)}\n{unit}runs", justify="right", overflow="fold", no_wrap=True)
+    made.add_column(f"{formatting.name_of(metric)}\n{unit}runs", justify="right", overflow="fold", no_wrap=True)
     made.add_column("gradients\ntime", justify="right", overflow="fold", no_wrap=True)
     made.add_column("against base\nverdict", overflow="fold", no_wrap=True)
     made.add_column("at equal cost\nverdict", overflow="fold", no_wrap=True)
@@ -60,10 +60,10 @@ def table(records: Iterable[Any], metric: str = "test_accuracy", base: str | Non
         for row in (row for row in rows if row.problem == problem):
             made.add_row(
                 Text(row.label),
-                f"{words.mean(row.mean, metric)}\n{words.runs(row)}",
-                f"{words.times(row.cost)}\n{words.times(row.time)}",
-                _comparison(row.difference, words.verdict(row), metric, STYLES.get(row.verdict, "")),
-                _comparison(row.equal_cost, words.equal_cost_verdict(row), metric),
+                f"{formatting.mean(row.mean, metric)}\n{formatting.runs(row)}",
+                f"{formatting.times(row.cost)}\n{formatting.times(row.time)}",
+                _comparison(row.difference, formatting.verdict(row), metric, STYLES.get(row.verdict, "")),
+                _comparison(row.equal_cost, formatting.equal_cost_verdict(row), metric),
             )
         made.add_section()
     reasons = [f"{row.label}: {reason}" for row in rows for reason in row.reasons]
@@ -76,5 +76,5 @@ def _comparison(one: Difference | None, verdict: str, metric: str, style: str = 
     """The difference, and below it the word."""
     from rich.text import Text
 
-    said = verdict if one is None else f"{words.difference(one, metric)}\n{verdict}"
+    said = verdict if one is None else f"{formatting.difference(one, metric)}\n{verdict}"
     return Text(said, style=style or STYLES.get(verdict, ""))

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from ...support.errors import UserError, one_line, unknown
-from .base import DataSet, Split, with_targets
 from .catalogue import ENTRIES
-from .corrupt import CORRUPTIONS, SEVERITIES, all_corrupted
+from .corruptions import CORRUPTIONS, SEVERITIES, all_corrupted
+from .dataset import DataSet, Split, with_targets
 
 _CIFAR10 = ENTRIES["cifar-10"]
 _OTHER_FILES = {"jpeg": "jpeg_compression", "elastic": "elastic_transform"}  # published names that are not ours

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from ...support.errors import UserError
-from .base import DataSet, Readable, Split
+from .dataset import DataSet, Readable, Split
 from .download import Source, command, download
-from .files import md5
+from .file_formats import md5
 
 Name = str
 Checksum = str

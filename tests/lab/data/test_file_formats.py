@@ -26,10 +26,9 @@ from helpers.file_formats import (
     write_svhn,
 )
 from helpers.image_excerpt import images, labels
-from steppe.lab.data import corrupt, load
-from steppe.lab.data import entries as entries_module
+from steppe.lab.data import catalogue_entry, corrupt, load
 from steppe.lab.data.catalogue import ENTRIES
-from steppe.lab.data.files import read_cifar_binary, read_cifar_pickle, read_idx, read_idx_pair, read_svhn
+from steppe.lab.data.file_formats import read_cifar_binary, read_cifar_pickle, read_idx, read_idx_pair, read_svhn
 from steppe.support.errors import UserError
 
 
@@ -154,7 +153,7 @@ def test_the_published_checksums_let_the_right_files_pass(tmp_path, monkeypatch)
     write_idx(tmp_path / "MNIST/raw", "mnist")
     layout = ENTRIES["mnist"].layouts[0]
     right = {**layout.train, **layout.test}
-    monkeypatch.setattr(entries_module, "md5", lambda path: right[path.name])
+    monkeypatch.setattr(catalogue_entry, "md5", lambda path: right[path.name])
     assert same(load("mnist", tmp_path).test, *half("mnist", 1))
 
 

@@ -1,0 +1,143 @@
+"""The text of the page: its title, the answer in sentences, the overview of several problems, the footer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ..statistics import FEWEST, Row, seed_of
+from . import formatting
+from .html import Markup, join, tag
+from .results_table import capitalised, css_class
+
+ANSWERS = 6  # methods told in sentences; the others are in the table
+
+
+def title(problems: Sequence[Sequence[Row]]) -> str:
+    """What was compared on what, if the names are few enough to be said."""
+    records = [record for rows in problems for row in rows for record in row.group.records]
+    methods = {str(r["method"]["name"]): 1 for r in records if r.get("role") == "method" and r.get("method")}
+    data = {str(r["recipe"].get("data", "")): 1 for r in records}
+    return f"{_listed(list(methods), 'methods') or 'Training'} on {_listed(list(data), 'data sets') or 'nothing'}"
+
+
+def _listed(names: list[str], many: str) -> str:
+    if len(names) > 6:
+        return f"{len(names)} {many}"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def header(said: str, problems: Sequence[Sequence[Row]], metric: str) -> Markup:
+    """The title and the answer; with several problems, where to find each."""
+    if not problems:
+        return tag("header", tag("h1", said), tag("p", "There are no runs to show.", class_="lead"))
+    if len(problems) == 1:
+        below = join(tag("p", setting(problems[0]), class_="problem"), answers(problems[0], metric))
+    else:
+        below = overview(problems, metric)
+    return tag("header", tag("h1", said), below)
+
+
+def overview(problems: Sequence[Sequence[Row]], metric: str) -> Markup:
+    """Methods by problems: what was reached everywhere, and where to read on."""
+    labels = list(dict.fromkeys(row.label for rows in problems for row in rows))
+    unit = ", %" if formatting.is_share(metric) else ""
+    heads = [tag("th", tag("a", rows[0].problem, href=f"#problem-{k}"), scope="col", class_="number")
+             for k, rows in enumerate(problems)]  # fmt: skip
+    body = []
+    for label in labels:
+        cells = []
+        for rows in problems:
+            found = [row for row in rows if row.label == label]
+            cells.append(tag("td", *([_overview_cell(row, metric) for row in found] or ["–"]), class_="number"))
+        body.append(tag("tr", tag("th", tag("span", tag("span", label), class_="who"), scope="row"), *cells))
+    caption = (
+        f"{capitalised(formatting.name_of(metric))}{unit}: mean ± standard error over seeds. ▲ means better, ▼ worse "
+        "than the base of the same column. No mark means: no difference seen, or n too small, or some runs diverged."
+    )
+    head = tag("thead", tag("tr", tag("th", "method", scope="col"), *heads))
+    made = tag("table", tag("caption", tag("span", caption)), head, tag("tbody", *body))
+    return tag("div", made, class_="scroll overview", tabindex=0, role="region", aria_label="Overview")
+
+
+def _overview_cell(row: Row, metric: str) -> Markup:
+    said = formatting.mean(row.mean, metric)
+    return tag("span", said, class_=css_class(row.verdict), title=formatting.verdict(row))
+
+
+def setting(rows: Sequence[Row]) -> str:
+    """Data, model, length and seeds in a line."""
+    epochs = {row.group.recipe.get("epochs") for row in rows if row.role != "equal-cost"}
+    seeds = {str(seed_of(record)) for row in rows for record in row.group.records}
+    said = [rows[0].problem, f"{epochs.pop()} epochs" if len(epochs) == 1 else None, _many(len(seeds), "seed")]
+    return " · ".join(one for one in said if one)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
+def answers(rows: Sequence[Row], metric: str) -> Markup:
+    """What came out, in sentences: the base first, then the methods in the table's order."""
+    methods = [row for row in rows if row.role == "method"]
+    bases = [row for row in rows if row.role == "base"]
+    shown = methods[:ANSWERS]
+    items = [tag("li", tag("b", row.label), " ", formatting.base_sentence(row, metric), class_="base") for row in bases]
+    for row in shown:
+        said = [
+            tag("em", text, class_=css_class(of)) if of else unbroken(text)
+            for text, of in formatting.pieces(row, metric)
+        ]
+        items.append(tag("li", tag("b", row.label), " ", *said, class_=css_class(row.verdict)))
+    if len(methods) > ANSWERS:
+        items.append(tag("li", f"and {len(methods) - ANSWERS} more in the table.", class_="more"))
+    return join(tag("ul", *items, class_="answers"), _caution(rows))
+
+
+def unbroken(text: str) -> str:
+    """The same with spaces that no line may break at, in intervals and in "n = 3"."""
+    return re.sub(r"\[[^\]]*\]|n = \d+|\S+ (points|seconds|%)", lambda found: found[0].replace(" ", "\u00a0"), text)
+
+
+def _caution(rows: Sequence[Row]) -> Markup | None:
+    """What no reader should miss: too few seeds, runs that are lost or not over."""
+    said = []
+    most = max((row.n for row in rows), default=0)
+    if 0 < most < FEWEST:
+        seeds = "One seed" if most == 1 else f"{most} seeds"
+        intervals = "there are no intervals and " if most == 1 else ""
+        said.append(f"{seeds}: {intervals}n is too small to tell methods apart. Run at least {FEWEST} seeds.")
+    runs, lost = sum(len(row.group.records) for row in rows), sum(row.diverged for row in rows)
+    if lost:
+        rest = "There is nothing to compare" if lost == runs else "Means are over the others"
+        said.append(f"{lost} of {runs} runs diverged. {rest}; what happened is said below the table.")
+    if waiting := sum(row.unfinished for row in rows):
+        said.append(f"{waiting} {'run is' if waiting == 1 else 'runs are'} not finished and not counted.")
+    if rows and not any(row.role == "base" for row in rows):
+        said.append("No base was run, so there is nothing to compare with.")
+    return tag("ul", *(tag("li", one) for one in said), class_="caution") if said else None
+
+
+def footer(rows: Sequence[Row], command: str, metric: str) -> Markup:
+    """How to run it again, and how to read it."""
+    again = None
+    if command:
+        copy = tag("button", "Copy", type="button", class_="copy", data_copies="command")
+        again = join(
+            tag("h2", "Run it again"),
+            tag(
+                "div",
+                tag("pre", tag("code", command, id="command"), tabindex=0, aria_label="Command"),
+                copy,
+                class_="command",
+            ),
+        )
+    seeds = sorted({str(seed_of(record)) for row in rows for record in row.group.records}, key=lambda s: (len(s), s))
+    note = (
+        f"Seeds: {', '.join(seeds) or 'none'}. A seed fixes the first weights, the batches and their augmentation for "
+        "all methods alike, which is why differences are taken within a seed. “No difference seen” means that the data "
+        "do not tell the two apart, not that they are the same: the interval says how large a difference may hide. "
+        f"With fewer than {FEWEST} pairs there is no verdict. Intervals are not corrected for the number of "
+        "comparisons; verdicts are."
+    )
+    return tag("footer", again, tag("h2", "How to read this page"), tag("p", note))

@@ -1,0 +1,54 @@
+"""Training runs on a Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...support.errors import UserError, describe, one_line
+from ..records import Record, finished, write_record
+from .local import Job, News, Place, Tell, done_already, train_jobs
+
+
+def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int, tell: Tell) -> list[Record]:
+    """Train all jobs on a Ray cluster; a local one is started if there is no address."""
+    try:
+        import ray
+        from ray.exceptions import RayTaskError
+    except ImportError:
+        raise UserError("--on ray needs it: pip install ray") from None
+    # Looked for here first: the cluster's machines may not share our disk.
+    records = {job.recipe.key: found for job in jobs if (found := done_already(job, place.folder)) is not None}
+    for record in records.values():
+        tell(News(record["key"], len(record["epochs"]), True, record["verdict"], before=True))
+    waiting = [job for job in jobs if job.recipe.key not in records]
+    if waiting and not ray.is_initialized():
+        options: dict[str, Any] = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
+        try:
+            ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:
+            raise UserError(f"Ray cannot be started or reached: {describe(error)}") from None
+    place = replace(place, folder=place.folder.resolve())
+    gpus = 1 if place.device.startswith("cuda") else 0
+    remote: Any = ray.remote(num_cpus=place.threads, num_gpus=gpus)(_train_there)
+    going = {remote.remote(job, place): job for job in waiting}
+    while going:
+        (ready, *_), _ = ray.wait(list(going), num_returns=1)
+        job = going.pop(ready)
+        try:
+            record = ray.get(ready)
+        except RayTaskError as error:
+            if isinstance(error.cause, UserError):
+                raise UserError(one_line(error.cause)) from None
+            raise
+        if finished(job.recipe, place.folder) is None:
+            write_record(record, place.folder)
+        records[record["key"]] = record
+        tell(News(record["key"], len(record["epochs"]), True, record["verdict"]))
+    return [records[job.recipe.key] for job in jobs]
+
+
+def _train_there(job: Job, place: Place) -> Record:
+    return train_jobs([job], place)[0]
