@@ -94,12 +94,12 @@ class Context:
     lr: Any  # learning rate of the first parameter group, before this step; None if the base has none
     weights: Callable[[], Vector]
     draws: Draws
-    memory: Mapping[str, Any] = field(default_factory=dict)  # as the last step left it
-    # What becomes true if the step is taken; a step that is skipped (fp16 overflow) forgets it:
-    remembered: Memory = field(default_factory=dict)
-    wishes: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    losses: list[Tensor | None] = field(default_factory=list)  # of the looks so far
+    memory: Mapping[str, Any] = field(default_factory=dict[str, Any])  # as the last step left it
+    # What takes effect if the step is taken; a step that is skipped (fp16 overflow) drops it:
+    remembered: Memory = field(default_factory=dict[str, Any])
+    wishes: dict[str, Any] = field(default_factory=dict[str, Any])
+    metrics: dict[str, Any] = field(default_factory=dict[str, Any])
+    losses: list[Tensor | None] = field(default_factory=list[Any])  # of the looks so far
 
     @property
     def w(self) -> Vector:
@@ -109,16 +109,16 @@ class Context:
     def remember(self, **values: Vector | Tensor) -> None:
         """Keep values for the next step."""
         for name, value in values.items():
-            if not isinstance(value, (Vector, Tensor)):
+            if not isinstance(value, (Vector, Tensor)):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"remember({name}=...) takes a Vector or a tensor, not {value!r}")
         self.remembered.update(values)
 
     def set_lr(self, lr: Tensor) -> None:
-        """Let the base optimizer take this step, and all until the next call, with this learning rate."""
+        """The base optimizer takes this step, and all steps until the next call, with this learning rate."""
         self.wishes["lr"] = lr
 
     def step_aside(self, direction: Vector) -> None:
-        """After the base's step, also subtract lr times this: a move that the base does not see."""
+        """After the base's step, also subtract lr times this direction: a move that the base does not see."""
         self.wishes["aside"] = direction
 
     def note_gap(self) -> None:
@@ -133,11 +133,12 @@ class Method:
     """Base class of all methods. Subclass it as a frozen dataclass and write `looks`."""
 
     paper: ClassVar[str] = ""
-    advice: ClassVar[str] = ""  # one line for whoever has to choose
+    advice: ClassVar[str] = ""  # one line for somebody who chooses a method
     ranges: ClassVar[str] = ""  # what the papers used
     cost: ClassVar[float] = 1  # looks per step, on average; a Hessian-vector product counts as one
-    # Extra copies of the model held at the peak, memory between steps included, where weights are all there is (on a
-    # GPU beside temporaries: see `lists.LARGEST`). While looking most methods hold fewer, and activations are larger.
+    # Extra copies of the parameters held at the peak, what is remembered between steps included, on a model with
+    # negligible activations (on a GPU beside temporaries: see `tensor_lists.LARGEST`). Most methods hold fewer while
+    # they look, which is when activations take memory.
     copies: ClassVar[int] = 1
     nonnegative: ClassVar[tuple[str, ...]] = ("rho",)
     radius: ClassVar[str] = ""  # the field that a parameter group's "rho" overrides
@@ -170,16 +171,16 @@ class Method:
         return {}
 
     def phase(self, step: int) -> int | None:
-        """Which of its programs the method runs at a step; None for one that it runs only there.
+        """Which sequence of operations the method runs at a step; None for one that it runs only once.
 
         Steps of one phase do the same operations on other numbers: they can be recorded once and replayed. A
-        method that looks at ``ctx.step`` says here what it does with it.
+        method that uses ``ctx.step`` says here how.
         """
         return 0
 
     @classmethod
     def variants(cls) -> list[Method]:
-        """Settings worth testing: the contract suite runs each."""
+        """Settings that the contract suite tests."""
         return [cls()]
 
     @classmethod
@@ -261,12 +262,12 @@ def _register(cls: type[Method]) -> None:
 
 
 def ascent(grad: Vector) -> Vector:
-    """g/‖g‖ over the weights that may be perturbed, zero on the others: the way the loss rises fastest."""
+    """g/‖g‖ over the weights that may be perturbed, zero on the others: the direction of steepest ascent."""
     return unit(grad.perturbed())
 
 
 def adaptive_ascent(grad: Vector, w: Vector, eta: float) -> Vector:
-    """T²g/‖Tg‖ with T = |w| + η: the way the loss rises fastest when each weight is measured in its own size.
+    """T²g/‖Tg‖ with T = |w| + η: the direction of steepest ascent when each weight is measured in its own size.
 
     In a parameter group with ``adaptive=False``, T = 1.
     """
@@ -276,12 +277,12 @@ def adaptive_ascent(grad: Vector, w: Vector, eta: float) -> Vector:
         scale = Vector([t if adaptive else t.new_ones(t.shape) for t, adaptive in flags], w.space)
     scaled = scale * grad.perturbed()
     length = scaled.norm() + TINY
-    scaled.mul_(scale)  # not a third vector
+    scaled.mul_(scale)  # in place, to save a vector
     return scaled / length
 
 
 def reusing(here: Seen, looks: Looks) -> Looks:
-    """Another method's looks, told at once what is seen HERE: for methods built on a method."""
+    """Another method's looks, with what was seen HERE answered at once. For methods built on another method."""
     ask = next(looks)
     try:
         while True:

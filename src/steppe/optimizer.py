@@ -9,7 +9,7 @@ subtracted), and leaves the method's direction in ``p.grad`` for any base optimi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -216,7 +216,7 @@ class SharpnessAware(Optimizer):
 
     # Second half: step
 
-    def step(self, closure: Closures | None = None, **batches: Any) -> Any:
+    def step(self, closure: Closures | None = None, **batches: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take the base optimizer's step along the direction in ``p.grad``.
 
         ``step(closure, ...)`` looks around first: it is ``gradient(closure, ...)`` and ``step()`` in one, and
@@ -226,7 +226,7 @@ class SharpnessAware(Optimizer):
         return (self._step_with_hooks if hooked else self._step)(closure, **batches)
 
     # torch wraps a step to run hooks. The base's is wrapped: hooks for all optimizers must not run twice.
-    step.hooked = True
+    step.hooked = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def _step(self, closure: Closures | None = None, **batches: Any) -> Any:
         if batches.get("scaler") is not None:
@@ -320,7 +320,7 @@ class SharpnessAware(Optimizer):
         return [generator.manual_seed(seed) for generator in self.under_way.generators.values()]
 
     @contextlib.contextmanager
-    def recording(self, look_states: list[torch.Generator]) -> Iterator[None]:
+    def recording(self, look_states: list[torch.Generator]) -> Generator[None, None, None]:
         """While a CUDA graph records a step: it is not counted, and each look draws from a random state of its own."""
         self.under_way.draw_looks_from(look_states)
         self.under_way.recording = True

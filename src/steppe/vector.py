@@ -1,7 +1,7 @@
 """Vectors in weight space: one local tensor per parameter, and arithmetic.
 
-Methods are written with `+ - * / @ norm` on vectors and never see a tensor list, a shard or a device. Only this
-file, `lists` below it and `quiet` say ``_foreach``. Nothing here waits for the device.
+Methods are written with `+ - * / @ norm` on vectors and never see a tensor list, a shard or a device. Nothing here
+waits for the device.
 
 >>> import torch
 >>> v = Vector([torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])])
@@ -10,6 +10,8 @@ tensor(5.)
 >>> (2 * v - v) @ v
 tensor(25.)
 """
+
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from .engine.shards import local, shard_groups, sum_over_shards, wrap_like
 from .engine.tensor_lists import Factor, is_one, multiplied_out, times
 
 TINY = 1e-12  # guards every division by a norm
-MOST_TERMS = 4  # that a vector keeps apart before it multiplies them out
+MOST_TERMS = 4  # a sum of more terms than this is evaluated at once
 
 
 class Space:
@@ -75,7 +77,7 @@ class Space:
         return self.vector([None] * len(self.params))
 
     def live(self) -> Vector:
-        """The parameters themselves, not a copy: the vector changes when they do. For use without autograd."""
+        """The parameters themselves, not a copy: the vector changes with them. For use without autograd."""
         return Vector(self.pieces(), space=self)
 
     def zero(self) -> Tensor:
@@ -102,7 +104,9 @@ class Space:
         """Sum of one number per parameter, over devices, shards and the ranks that hold them."""
         device = parts[0].device
         if any(part.device != device for part in parts):
-            parts = [part.to(device) for part in parts]  # non_blocking would let a CPU read what is not there yet
+            parts = [
+                part.to(device) for part in parts
+            ]  # not non_blocking: a CPU would read before the copy has arrived
         if self._shard_groups is None:
             return torch.stack(list(parts)).sum()
         return sum_over_shards(parts, self._shard_groups)
@@ -124,9 +128,9 @@ Scalar = Factor | Each
 class Vector:
     """A vector in weight space.
 
-    It is kept as a number times a short sum of scaled tensor lists and multiplied out only when its entries are
-    needed: ``rho * unit(g)`` costs no pass over memory, and a method's combination of gradients becomes one new
-    tensor per parameter and not one per operation. Reductions return 0-d tensors, in float32 or better.
+    It is a number times a short sum of scaled tensor lists, evaluated only when its entries are needed:
+    ``rho * unit(g)`` costs no pass over memory, and a method's combination of gradients becomes one new tensor per
+    parameter, not one per operation. Reductions return 0-d tensors, in float32 or better.
     """
 
     __slots__ = ("_factor", "_norm", "_terms", "space")
@@ -154,7 +158,7 @@ class Vector:
         return self._terms[0][1]
 
     def _given_up(self) -> list[tuple[Factor, list[Tensor]]]:
-        """The terms, which this vector holds no longer: what it becomes may take their place."""
+        """The terms, released by this vector so that its evaluated entries can take their memory."""
         terms, self._terms = self._terms, []
         return terms
 
@@ -166,7 +170,7 @@ class Vector:
         return times(self._factor, factor), tensors
 
     def settled(self) -> Vector:
-        """This vector, multiplied out: for what is kept while more is seen, a sum would keep all its terms."""
+        """This vector, evaluated. For vectors that are kept during more looks: a sum would hold all its terms."""
         return self._new(self.tensors)
 
     # Arithmetic
@@ -181,7 +185,7 @@ class Vector:
                 terms.append((factor, tensors))
             else:
                 terms[same] = (terms[same][0] + factor, tensors)
-        # A sum that grew with every look would hold all that was ever seen.
+        # An unevaluated sum that grows with every look would hold the gradients of all of them.
         return self._sum(terms) if len(terms) <= MOST_TERMS else self._new(multiplied_out(terms, 1.0))
 
     def _distributed(self) -> list[tuple[Factor, list[Tensor]]]:
@@ -238,7 +242,7 @@ class Vector:
         return self._sum([(factor, kept)])
 
     def clone(self, room: Vector | None = None) -> Vector:
-        """A copy with memory of its own: that of another vector of the same space, if one is given and fits."""
+        """A copy with memory of its own: that of the vector `room`, if one is given and fits."""
         if room is None or [t.shape for t in self.tensors] != [t.shape for t in room.tensors]:
             room = self._new([torch.empty_like(t, requires_grad=False) for t in self.tensors])
         room.copy_(self)
@@ -266,16 +270,16 @@ class Vector:
     # In place: for the optimizer, which owns the weights
 
     def copy_(self, other: Vector) -> None:
-        """Take over the entries of another vector."""
+        """Copy the entries of another vector."""
         self._norm = None
         torch._foreach_copy_(self.tensors, other.tensors)
 
     def add_(self, other: Vector) -> None:
-        """Add another vector to the entries, without room for a third one."""
+        """Add another vector, without a temporary of that size."""
         self.move_(self, other)
 
     def move_(self, start: Vector, offset: Vector) -> None:
-        """Become start + offset, without room for a third vector."""
+        """Become start + offset, without a temporary of that size."""
         mine, self._norm = self.tensors, None
         factor, theirs = offset._scaled()
         tensor_lists.add_scaled(mine, start.tensors, theirs, factor)

@@ -1,4 +1,4 @@
-"""What an optimizer refuses, and what it says then."""
+"""What the optimizer refuses, and the error messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_group(group: dict[str, Any]) -> None:
     if not isinstance(rho, (int, float)) or not (math.isfinite(rho) and rho >= 0):
         raise ValueError(f"a parameter group's rho must be a finite number, not negative, got {rho!r}")
     if group.get("maximize"):
-        raise ValueError("a method's looks climb the loss, so maximize=True would seek sharp places: minimise -loss")
+        raise ValueError("a method's looks ascend the loss, so maximize=True would seek sharp places: minimise -loss")
     if any(p.is_complex() for p in group["params"]):
         raise TypeError("complex parameters are not supported; keep torch.view_as_real(p) as the parameter")
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in group["params"]):
@@ -70,7 +70,7 @@ def mark_used(params: list[Tensor]) -> None:
 
 
 def drop_used(params: list[Tensor]) -> None:
-    """Forget the last step's direction in parameters that take no part any more: a base would step along it again."""
+    """Drop the last step's direction from parameters that are frozen now: the base would step along it again."""
     for p in params:
         grad = p.grad
         if grad is not None and not p.requires_grad and getattr(grad, "used_at_version", None) == grad._version:
@@ -78,7 +78,7 @@ def drop_used(params: list[Tensor]) -> None:
 
 
 def refuse_leftover_gradients(params: list[Tensor]) -> None:
-    """Gradients of an unfinished accumulation would be lost silently; those of the last step are used up."""
+    """Gradients of an unfinished accumulation would be lost silently. (Those that a step has used may go.)"""
     fresh = [g for p in params if (g := p.grad) is not None and getattr(g, "used_at_version", None) != g._version]
     if any(local_part(g).any() for g in fresh):
         raise RuntimeError(

@@ -1,10 +1,12 @@
 """Running the user's closures: losses, gradients, and exact Hessian-vector products."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +60,7 @@ def hessian_product(closures: Closures, look: Pass, params: Sequence[Tensor], mo
             if any(p.grad is not None for p in params):
                 raise RuntimeError('hvp="exact" needs a closure that returns the loss and does not call backward')
             _require_graph(loss)
-            grads = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)
+            grads: Any = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)  # None where unused
             reached = [(g, v) for g, v in zip(grads, vector.tensors, strict=True) if g is not None and g.requires_grad]
             rows: Sequence[Tensor | None] = [None] * len(params)  # of a loss that is linear in all of them
             if reached:
@@ -84,7 +86,7 @@ def _as_list(closures: Closures) -> list[Closure]:
 
 
 def _loss(closure: Closure) -> Tensor:
-    loss = closure()
+    loss: Any = closure()  # whatever the user's function returns
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         raise TypeError(f"the closure must return the loss, a tensor with one element; it returned {what}")

@@ -1,11 +1,11 @@
-"""Hessian-vector products from differences of gradients: the one rule for the step, in one place.
+"""Hessian-vector products from differences of gradients, and the rule for the length of the difference.
 
 H v ≈ (g(w + h v̂) − g(w)) ‖v‖/h          one more look       ("forward")
 H v ≈ (g(w + h v̂) − g(w − h v̂)) ‖v‖/2h   two more looks      ("central")
 
-It works wherever a gradient does: under autocast, DDP, FSDP2, with any attention kernel, compiled. The step is
-h = c ‖w‖ with c from the table: large enough that the gradients differ by more than their rounding, small enough
-that the Hessian has not changed on the way. Measured along the gradient of softplus, GELU, batch-normalised and
+They work wherever gradients do: under autocast, DDP, FSDP2, with any attention kernel, compiled. The step is h = c ‖w‖
+with c from the table below: large enough that the gradients differ by more than their rounding error, small enough
+that the Hessian is nearly constant over the step. Measured along the gradient of softplus, GELU, batch-normalised and
 attention nets, at initialisation and trained, the relative errors are:
 
     precision   forward                central
@@ -16,12 +16,12 @@ attention nets, at initialisation and trained, the relative errors are:
     bfloat16    0.04 to 0.3 (0.5)      7e-3 to 0.08 (0.2)
 
 The figures in brackets are those of a trained convolutional net with batch norm, whose gradient is nearly zero.
-The precision is found out by itself: from the parameters, TF32's switches, FSDP2's policy, and from autocast where
-the model is known to the optimizer. With ``model=None`` an autocast inside the closure goes unnoticed.
+The precision is detected: from the parameters, TF32's switches, FSDP2's policy, and from autocast if the optimizer was
+given the model. With ``model=None``, autocast inside the closure is not detected.
 
-On ReLU or max-pool kinks a difference is another quantity, not a noisy one: it sees the kinks that lie between
-the two points, which the Hessian, zero almost everywhere along them, does not. Both are legitimate measures of
-curvature; they do not agree.
+At kinks (ReLU, max-pool) a difference is another quantity, not a noisy estimate: it measures the kinks between the two
+points, while the Hessian is zero almost everywhere along them. Both are legitimate measures of curvature; they do not
+agree.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def by_difference(
 ) -> Generator[Any, Seen, Vector]:
     """A method's looks, with every Hessian-vector product replaced by the looks it takes.
 
-    The precision is asked for only then: it is known after the first look.
+    The precision is asked for only when a product is wanted: it is known after the first look.
     """
-    ask = [next(asks)]  # in a list, so that popping it leaves nothing here that holds a vector during the look
+    ask = [next(asks)]  # in a list that is emptied, so that nothing here holds a vector during the look
     try:
         while True:
             if isinstance(ask[-1], HVP):

@@ -7,6 +7,8 @@ autocast or FSDP2. Saving and restoring is right for all kinds of buffers, chang
 `torch.compile` has nothing to recompile) and needs no knowledge of layers.
 """
 
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
+
 from __future__ import annotations
 
 import contextlib

@@ -1,4 +1,6 @@
-"""In which precision a model computes its gradients: what the step of a difference depends on."""
+"""The precision in which a model computes its gradients. The step of a finite difference depends on it."""
+
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from .replicas import fully_sharded
 
 
 class Precision:
-    """Finds it out while a look runs, for autocast may be anywhere in it."""
+    """Finds the precision while a look runs, because autocast may be entered anywhere in it."""
 
     def __init__(self, model: nn.Module | None, modules: Sequence[nn.Module], params: Sequence[Tensor]):
         self._model, self._modules, self._params = model, modules, params
@@ -30,7 +32,7 @@ class Precision:
         def note(*_: object) -> None:
             self._autocast = self._autocast_now() or self._autocast
 
-        # Also inside, for a forward that enters autocast itself; but a hook inside would be compiled into the model.
+        # Hooks on submodules too, for a forward that enters autocast itself. Not if compiled: it would recompile.
         watched = [self._model]
         if not any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in self._modules):
             watched += [m for m in self._modules if m._parameters]

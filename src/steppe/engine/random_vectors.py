@@ -1,12 +1,13 @@
 """Random vectors that are the same on every rank and after every resume.
 
-A draw depends on the seed, the step and how many draws the step has made, and on nothing else: there is no
-generator state to save. A shard is cut out of the whole tensor's draw, so that sharding changes no number.
+A draw depends only on the seed, the step and how many draws the step has made, so there is no generator state to save.
+A shard is cut out of the whole tensor's draw, so sharding changes no number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from ..vector import Space, Vector, unit
 from .shards import local, shard_of
 
-Generators = dict[torch.device, torch.Generator]  # one a device, seeded anew in every step
+Generators = dict[torch.device, torch.Generator]  # one per device, seeded again in every step
 
 
 def seed_of(seed: int, step: int) -> int:
@@ -23,7 +24,7 @@ def seed_of(seed: int, step: int) -> int:
 
 
 class Draws:
-    """Random vectors of one step. Entries that looks may not move are zero."""
+    """Random vectors of one step. Entries of weights that looks must not move are zero."""
 
     def __init__(self, space: Space, seed: int, step: int, generators: Generators | None = None):
         self._space = space
@@ -37,10 +38,14 @@ class Draws:
 
     def uniform(self, low: float, high: float) -> Vector:
         """Independent entries, uniform between low and high."""
-        return self._draw(lambda shape, **options: torch.rand(shape, **options).mul_(high - low).add_(low))
+
+        def between(shape: torch.Size, **options: Any) -> Tensor:
+            return torch.rand(shape, **options).mul_(high - low).add_(low)
+
+        return self._draw(between)
 
     def sphere(self) -> Vector:
-        """A unit vector, all directions alike."""
+        """A unit vector, uniform over directions."""
         return unit(self.normal())
 
     def _draw(self, sample: Callable[..., Tensor]) -> Vector:
@@ -51,7 +56,7 @@ class Draws:
         if device not in self._generators:
             self._generators[device] = torch.Generator(device)
         if device not in self._seeded:
-            # Devices of one kind make the same numbers of one seed: each of several gets its own.
+            # Devices of one kind produce the same numbers from one seed: each gets a seed of its own.
             self._generators[device].manual_seed((self._seed + len(self._seeded) * 0xBF58476D1CE4E5B9) % 2**63)
             self._seeded.add(device)
         whole = sample(p.shape, generator=self._generators[device], device=device, dtype=p.dtype)

@@ -4,6 +4,8 @@ Importing DTensor takes longer than the rest of steppe together. A program that 
 nothing here does: `sharded` looks whether it is there.
 """
 
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import sys

@@ -2,8 +2,8 @@
 
 Vectors are kept one tensor per parameter and saved inside the base optimizer's state of that parameter, where
 every kind of checkpoint (plain, distributed, resharded) finds them; other tensors are saved with the first
-parameter, as Adam saves its step count. Nothing of it ever enters the base's own state: Adam, for one, takes
-an entry there as a sign that its own state exists.
+parameter, as Adam saves its step count. Nothing of it enters the base's own state: Adam, for example, takes any
+entry there as a sign that its state has been made.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class MethodState:
     """A method's memory."""
 
     def __init__(self, pinned: bool = False) -> None:
-        self.pinned = pinned  # whether values stay in the memory they are in: recorded programs read them there
+        self.pinned = pinned  # whether values keep their addresses: recorded steps read them there
         self._prepared: tuple[Method, Space] | None = None  # whose memory was made last
         self._vectors: dict[Tensor, dict[str, Tensor]] = {}  # parameter -> name -> local tensor
         self._others: dict[str, Tensor] = {}
 
     def pin(self) -> None:
-        """From now on, let values stay where they are; not where the last step left them, in its metrics too."""
+        """From now on values keep their addresses. They are copied first: metrics may share their memory."""
         if not self.pinned:
             self._others = {name: value.clone() for name, value in self._others.items()}
         self.pinned = True
@@ -48,12 +48,12 @@ class MethodState:
                 for p, t in zip(space.params, value.tensors, strict=True):
                     self._vectors[p].setdefault(name, t)
             elif name not in self._others or self._others[name].shape != value.shape:  # of a method with other settings
-                self._others[name] = value.clone()  # loading writes into them: no two may be one
+                self._others[name] = value.clone()  # loading writes into them: no two may share memory
             else:  # a checkpoint was read onto another device, or the model has moved
                 self._others[name] = self._others[name].to(value.device)
 
     def recall(self, space: Space) -> Memory:
-        """All that is remembered, moved to where the parameters are."""
+        """Everything that is remembered, on the devices of the parameters."""
         memory: Memory = dict(self._others)
         names = [self._vectors[p].keys() for p in space.params]
         for name in [name for name in names[0] if all(name in known for known in names)]:  # others are another method's
@@ -68,7 +68,7 @@ class MethodState:
                 new += [(self._vectors[p], name, t) for p, t in zip(params, value.tensors, strict=True)]
             else:
                 new.append((self._others, name, value.detach()))
-        if self.pinned:  # a value may be what another name remembers, and that is about to be written over
+        if self.pinned:  # a value may share memory with what another name remembers, which is about to be overwritten
             old = {place[name].data_ptr() for place, name, _ in new if name in place}
             new = [(place, name, t.clone() if t.data_ptr() in old else t) for place, name, t in new]
         for place, name, t in new:
@@ -119,7 +119,7 @@ class MethodState:
         return {**state_dict, "state": rest}
 
 
-class _Joined(MutableMapping):
+class _Joined(MutableMapping[Tensor, Any]):
     """Reads as the base's state with a method's memory inside; what is written goes to the base."""
 
     def __init__(self, state: Any, store: MethodState):

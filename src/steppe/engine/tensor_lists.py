@@ -1,5 +1,8 @@
 """Arithmetic on lists of tensors: what a `Vector` computes with. Nothing here waits for the device."""
 
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -11,15 +14,15 @@ from torch._utils import _flatten_dense_tensors
 
 Factor = float | Tensor  # what a list is multiplied by
 LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
-LARGE = 1 << 20  # entries of a tensor that is worth a kernel of its own
+LARGE = 1 << 20  # a tensor with this many entries gets a kernel of its own
 SMALL = 1 << 18  # a tensor with fewer entries is reduced together with others
-LARGEST = 1 << 25  # a temporary ends with the tensor that brings it to so many entries
+LARGEST = 1 << 25  # lists are processed in parts of about this many entries, to bound the size of temporaries
 _GONE = torch.empty(0)
 
 
 def is_one(factor: Factor) -> bool:
-    """Whether a factor is known to change nothing."""
-    return not isinstance(factor, Tensor) and factor == 1  # a tensor's value is not to be looked at
+    """Whether a factor is the number 1."""
+    return not isinstance(factor, Tensor) and factor == 1  # reading a tensor's value would wait for the device
 
 
 def times(a: Factor, b: Factor) -> Factor:
@@ -28,15 +31,16 @@ def times(a: Factor, b: Factor) -> Factor:
 
 
 def multiplied_out(terms: list[tuple[Factor, list[Tensor]]], factor: Factor) -> list[Tensor]:
-    """The entries of factor · Σ fᵢ tensorsᵢ, as new tensors (or the only ones there are).
+    """The entries of factor · Σ fᵢ tensorsᵢ, as new tensors (a single term with factor 1 is returned as it is).
 
-    It goes part by part and lets go of what it has used, so that a sum of gradients that nobody else holds makes room
-    for its result.
+    It works in parts and releases the inputs of each part, so that the result can take the memory of gradients that
+    nobody else holds.
     """
     if len(terms) == 1 and is_one(times(factor, terms[0][0])):
         return terms[0][1]
-    terms = [(f, list(tensors)) for f, tensors in terms]  # our own lists
-    first, total = terms[0][1], []
+    terms = [(f, list(tensors)) for f, tensors in terms]  # copies of the lists, which are emptied below
+    first = terms[0][1]
+    total: list[Tensor] = []
     for part in list(_parts(first, SMALL if first[0].is_cpu else LARGEST)):
         total += _combined([(f, tensors[part]) for f, tensors in terms], factor)
         for _, tensors in terms:
@@ -60,10 +64,10 @@ def _combined(terms: list[tuple[Factor, list[Tensor]]], factor: Factor) -> list[
 
 
 def add_scaled(targets: list[Tensor], sources: list[Tensor], tensors: list[Tensor], factor: Factor) -> None:
-    """targets = sources + factor · tensors, without room for more. Targets and sources may be the same list.
+    """targets = sources + factor · tensors, without temporaries of that size. Targets and sources may be one list.
 
-    In place it takes one kernel. Otherwise large tensors, and all on a CPU, go one by one, in one pass over memory;
-    small ones on a GPU together, in a few kernels.
+    In place it takes one kernel. Otherwise large tensors, and all tensors on a CPU, are processed one by one, in one
+    pass over memory; small ones on a GPU together, in a few kernels.
     """
     in_place = targets is sources
     if in_place and isinstance(factor, Tensor):
@@ -90,12 +94,14 @@ def add_scaled(targets: list[Tensor], sources: list[Tensor], tensors: list[Tenso
 
 
 def _add_at_once(targets: list[Tensor], tensors: list[Tensor], factor: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Add factor · tensors where they lie in memory as the targets do; return what is left to add.
+    """Add factor · tensors to the targets with the same memory layout; return those that are left.
 
-    The kernel is that of a fused SGD step: the only one for tensor lists that takes its factor from the device.
+    The kernel is that of a fused SGD step: the only one for tensor lists that reads its factor from the device.
     """
     dtype, device = factor.dtype, factor.device
-    if dtype is not torch.float32 and not (dtype is torch.float64 and factor.is_cpu):  # a GPU would read float32
+    if dtype is not torch.float32 and not (
+        dtype is torch.float64 and factor.is_cpu
+    ):  # on a GPU the kernel reads a float32 factor
         return targets, tensors
     fit = [
         t.dtype is dtype and v.dtype is dtype and t.device == device and t.shape == v.shape
@@ -112,7 +118,7 @@ def _add_at_once(targets: list[Tensor], tensors: list[Tensor], factor: Tensor) -
             targets, tensors, [], lr=factor, maximize=True,
             momentum=0.0, dampening=0.0, nesterov=False, weight_decay=0.0, is_first_step=False,
         )  # fmt: skip
-        torch.autograd.graph.increment_version(targets)  # the kernel does not tell autograd that they have changed
+        torch.autograd.graph.increment_version(targets)  # the kernel does not do it
     return left
 
 
@@ -127,7 +133,7 @@ def _alone(tensor: Tensor, factor: Factor) -> bool:
 
 
 def _scaled(tensors: list[Tensor], factor: Factor, fresh: bool = False, in_place: bool = False) -> list[Tensor]:
-    """The tensors times a factor: as new ones, unless they may be used or written over."""
+    """The tensors times a factor: new tensors, unless `in_place`, or unless the factor is 1 and `fresh` is off."""
     if is_one(factor) and not fresh:
         return tensors
     first = tensors[0]
@@ -140,13 +146,13 @@ def _scaled(tensors: list[Tensor], factor: Factor, fresh: bool = False, in_place
             torch._foreach_mul_(tensors, factor)
             return tensors
         return list(torch._foreach_mul(tensors, factor))
-    # Low precision: a 0-d factor would be rounded to the entries' dtype first, where 1e-12 is zero.
+    # Low precision: a 0-d factor would be rounded to the entries' dtype first, in which 1e-12 is zero.
     on = {t.device: factor.to(t.device) for t in tensors}
     return [(t.to(torch.promote_types(t.dtype, torch.float32)) * on[t.device]).to(t.dtype) for t in tensors]
 
 
 def _parts(tensors: list[Tensor], entries: int = LARGEST) -> Iterator[slice]:
-    """Slices of a list of tensors, each up to the one that brings it to so many entries: room for one is enough."""
+    """Slices of a list of tensors. Each slice ends with the tensor that brings its size to `entries`."""
     start = count = 0
     for stop, tensor in enumerate(tensors, start=1):
         count += tensor.numel()
@@ -163,7 +169,7 @@ def norms(tensors: list[Tensor]) -> list[Tensor]:
 
 def norm(tensors: list[Tensor]) -> Tensor:
     """Euclidean norm of a tensor list on one device."""
-    # A GPU takes a list in a few kernels. A CPU takes tensors one by one, and small ones sooner when strung together.
+    # A GPU reduces a list in a few kernels. A CPU reduces tensors one by one; small ones are faster concatenated.
     large, small = _by_size(tensors) if tensors[0].is_cpu else (tensors, [])
     parts = norms(large) if large else []
     for part in _parts(small):
@@ -183,7 +189,7 @@ def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
 
 
 def _by_size(tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Large tensors, and small ones: to reduce each of these by itself takes longer than to string them together."""
+    """Large tensors, and small ones, which are faster to concatenate than to reduce one by one."""
     small = [t for t in tensors if t.numel() < SMALL]
     return [t for t in tensors if t.numel() >= SMALL] if len(small) < len(tensors) else [], small
 

@@ -10,6 +10,8 @@ A step that cannot be recorded runs eagerly, and `Captured.how` says why. On a C
 everywhere.
 """
 
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import warnings
@@ -177,7 +179,11 @@ class Captured:
         if other:
             batches["auxiliary"] = lambda: self._count(*other)
         if "sample" in self._method.needs:
-            batches["sample"] = lambda i: self._count(*(t[i % len(t)].unsqueeze(0) for t in batch))
+
+            def sample(i: int) -> Tensor:
+                return self._count(*(t[i % len(t)].unsqueeze(0) for t in batch))
+
+            batches["sample"] = sample
         loss = self._opt.gradient(lambda: self._count(*batch), scaler=self._scaler, **batches)
         assert loss is not None
         return loss

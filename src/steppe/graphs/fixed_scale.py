@@ -37,7 +37,8 @@ class FixedScale(GradScaler):
         super().__init__(device, init_scale=scale)
 
     def _maybe_opt_step(self, optimizer: Optimizer, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
-        return optimizer.step(*args, **kwargs)
+        step: Any = optimizer.step
+        return step(*args, **kwargs)
 
     def update(self, new_scale: Any = None) -> None:
         """Begin the next step; the scale stays."""

@@ -1,5 +1,7 @@
 """What changes from step to step, and where a recorded step reads it: learning rates, schedules, random states."""
 
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
+
 from __future__ import annotations
 
 import contextlib
@@ -45,7 +47,7 @@ class LiveNumbers:
         self._zero = Space([first]).zero()
         self._schedules: list[tuple[Callable[..., Any], Tensor, list[float]]] = []
         self._method = self._with_tensors(method)
-        groups = opt.param_groups if whole and "lr" not in method.needs else []
+        groups: list[Any] = opt.param_groups if whole and "lr" not in method.needs else []
         # float32 whatever the default dtype is: fused kernels read it as such
         self._lrs = [(torch.zeros((), dtype=torch.float32, device=first.device), [float("nan")]) for _ in groups]
         self.refresh()

@@ -1,5 +1,7 @@
 """A function of tensors, recorded once as a CUDA graph and replayed: evaluation, augmentation."""
 
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
+
 from __future__ import annotations
 
 import contextlib

@@ -29,10 +29,10 @@ class ASAM(Method):
     eta: Number = 0.01
 
     paper = "arXiv 2102.11600"
-    advice = "SAM that does not mind how layers are scaled. rho about ten times SAM's."
+    advice = "SAM that is invariant to how layers are scaled. rho about ten times SAM's."
     ranges = "rho 0.5 on CIFAR-10 and SVHN, 1.0 on CIFAR-100; eta 0.01 to 0.1."
     cost = 2
-    copies = 3  # where weights are all there is: T and Tg are gone before the look, which needs one
+    copies = 3  # T, Tg and the weights; during the look only the weights
     radius = "rho"
     nonnegative = ("rho", "eta")
 

@@ -38,9 +38,7 @@ class Every(Method):
         if callable(self.k) or self.k < 1:
             raise ValueError(f"Every: k must be a number of steps, at least 1, not {self.k!r}")
         if not isinstance(self.between, Method):
-            raise ValueError(
-                f"Every: between the turns there must be a method, for example SAM(), not {self.between!r}"
-            )
+            raise ValueError(f"Every: between must be a method, for example SAM(), not {self.between!r}")
         if not isinstance(self.method, Method):
             raise ValueError(f"Every: needs a method, for example Every({self.k}, SAM()), not {self.method!r}")
 
@@ -51,7 +49,7 @@ class Every(Method):
 
     @property
     def copies(self) -> int:
-        """As many as the method that has more, with what the other remembers."""
+        """Those of the method that needs more, and what the other remembers."""
         return max(
             self.method.copies + remembered(self.between),
             self.between.copies + remembered(self.method),

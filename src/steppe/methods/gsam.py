@@ -15,7 +15,7 @@ from .sam import SAM
 class GSAM(Method):
     """Surrogate Gap Guided SAM (Zhuang et al.; ICLR 2022; arXiv 2203.08065).
 
-    Descends SAM's loss f_p and, in the direction that leaves f_p alone, ascends f: that shrinks the surrogate
+    Descends SAM's loss f_p and ascends f in the direction that does not change f_p. That shrinks the surrogate
     gap h = f_p − f, which at a minimum is ρ²λ_max/2:
 
         e  = ρ_t g/‖g‖,   g = ∇f(w),   g_p = ∇f(w + e)                      (1)
@@ -42,7 +42,7 @@ class GSAM(Method):
     eta: Number = 0.01
 
     paper = "arXiv 2203.08065"
-    advice = "SAM with a lever against sharpness itself; alpha 0.01 to 1, rho tied to the learning rate."
+    advice = "SAM with a weight (alpha, 0.01 to 1) on reducing sharpness itself; let rho follow the learning rate."
     ranges = (
         "ResNets on ImageNet: rho 0.04 to 0.02 with the learning rate, alpha 0.01; ViT-B/32: 0.6 to "
         "0.1, alpha 0.6; ViT-B/16: 0.6 to 0.2, alpha 0.4."
@@ -53,7 +53,7 @@ class GSAM(Method):
 
     @property
     def copies(self) -> int:
-        """The weights and g; where each weight has its own size, that size and g in its units before."""
+        """The weights and g; with the adaptive ascent, T and Tg before the look."""
         return 2 if self.ascent == "plain" else 3
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ class LookSAM(Method):
 
     Limits: k = 1 gives SAM. No code by the authors is public.
 
-    Take care with α: between its looks the method moves as far along an old g_v as α says, however small g_v was. On
+    Take care with α: between its looks the method moves α‖g‖ along an old g_v, however small g_v was. On
     digits (SGD, learning rate 0.1, momentum 0.9, 3 seeds) α = 0.7 and 0.5 lost every run; 0.3 gave 96.0 %, 0.1 96.9 %,
     plain SGD and ``Every(10, SAM())`` 97.1 %.
     """

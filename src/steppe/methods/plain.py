@@ -1,4 +1,4 @@
-"""No method at all."""
+"""The base optimizer alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..method import HERE, Context, Looks, Method
 
 @dataclass(frozen=True)
 class Plain(Method):
-    """The base optimizer as it is: one look, d = g(w). What every other method is compared with."""
+    """The base optimizer alone: one look, d = g(w). The baseline of every comparison."""
 
     cost = 1
     copies = 0

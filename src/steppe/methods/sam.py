@@ -22,8 +22,8 @@ class SAM(Method):
 
     Limits: ρ = 0 gives the base optimizer.
 
-    Published code (JAX) adds the weight decay to the loss, so that it shapes e too; here weight decay is the
-    base optimizer's affair. It also perturbs per device ("m-sharpness"): ``SharpnessAware(..., local=True)``.
+    Published code (JAX) adds the weight decay to the loss, so that it shapes e too; here weight decay belongs
+    to the base optimizer. It also perturbs per device ("m-sharpness"): ``SharpnessAware(..., local=True)``.
     """
 
     rho: Number = 0.05

@@ -22,7 +22,7 @@ class SSAM(Method):
 
         e = m ⊙ ρ g/‖g‖,   d = g(w + e)                                     (1)
 
-    with a 0/1 mask m, made anew on every `every`-th step (normalised first and masked then, so ‖e‖ < ρ):
+    with a 0/1 mask m, computed again on every `every`-th step (first normalised, then masked, so ‖e‖ < ρ):
 
     - ``rule="fisher"`` keeps the weights with the largest mean squared gradient of `samples` single examples.
       Give ``step(closure, sample=f)`` with f(i) the loss of the i-th example.
@@ -34,7 +34,7 @@ class SSAM(Method):
     Published code makes the mask right after a step, so that its first step, with an all-zero mask, is plain and
     the others come one step later: ``published=True``. Its dynamic mask cannot regrow what it has just dropped, and
     rounds its counts otherwise. It sees single examples in training mode, which moves BatchNorm's statistics; here
-    nothing but the first look does.
+    only the first look does.
     """
 
     rho: Number = 0.1

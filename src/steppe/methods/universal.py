@@ -236,7 +236,7 @@ class ProductSAM(_Sampled):
     lam: Number = 1.0
     sigma: Number = -0.01
 
-    advice = "A row of a table, for completeness."
+    advice = "A row of the paper's table, for completeness."
 
     def samplers(self) -> Sequence[Sampler]:
         """N(0, I)."""

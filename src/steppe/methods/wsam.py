@@ -13,8 +13,8 @@ from .sam import SAM
 class WSAM(Method):
     """Weighted SAM (Yue, Jiang, Ye, Gao, Liu, Zhang; KDD 2023; arXiv 2305.15817).
 
-    Minimises L + γ/(1−γ) (L_SAM − L). The sharpness term steps beside the base optimizer, so that momentum and
-    preconditioning do not touch it:
+    Minimises L + γ/(1−γ) (L_SAM − L). The sharpness term bypasses the base optimizer, so that momentum and
+    preconditioning do not change it:
 
         base step with g, then w ← w − η γ/(1−γ) (g(w + ρ g/‖g‖) − g)       (1)
 
@@ -28,7 +28,7 @@ class WSAM(Method):
     decoupled: bool = True
 
     paper = "arXiv 2305.15817"
-    advice = "How much sharpness counts is a weight of its own; rho can then stay small."
+    advice = "The weight of sharpness is a setting of its own (gamma), so rho can stay small."
     ranges = "rho 0.05, gamma 0.9."
     cost = 2
     radius = "rho"
