@@ -16,13 +16,14 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from charts import Chart, Page, Record, device_of
 from common import RESULTS, Spread, Step, environment, interleaved, pick_device, ratios, show_table, write_json
 from contenders import peers
 from torch import Tensor, nn
@@ -256,6 +257,65 @@ def copy_rate(device: torch.device) -> float:
     b = torch.empty_like(a)
     seconds = interleaved({"copy": lambda: b.copy_(a)}, device, 10, 1.0)["copy"]
     return 2 * a.numel() * a.element_size() / sorted(seconds)[len(seconds) // 2]
+
+
+# The documentation's page
+
+CEILINGS = {"ceiling_of_two_passes_ms": "multiplications alone", "memory_of_two_passes_ms": "memory alone"}
+
+
+def milliseconds(record: Record) -> dict[str, dict[str, float]]:
+    """Medians by model and contender; the ceilings are in brackets."""
+    times: dict[str, dict[str, float]] = {}
+    for r in record["results"]:
+        of_model = times.setdefault(r["model"], {})
+        if "contender" in r:
+            of_model[r["contender"]] = r["milliseconds"]["median"]
+        else:
+            of_model |= {f"(two passes' {said})": r[key] for key, said in CEILINGS.items()}
+    return times
+
+
+def charts(record: Record, name: str) -> Iterator[Chart]:
+    """Milliseconds of a step, eager and captured."""
+    for model, times in milliseconds(record).items():
+        bars = {who: {"milliseconds": t} for who, t in times.items()}
+        title = f"{model}, {device_of(record)}"
+        yield Chart(f"{name}-{model}", title, "milliseconds a step", bars, logarithmic=True)
+    each = {f"{r['looks']}": {"a look": r["milliseconds"]["median"] / r["looks"]} for r in record["looks"]}
+    title = f"{record['looks'][0]['model']}, by looks a step, {device_of(record)}"
+    yield Chart(f"{name}-looks", title, "milliseconds a look", each)
+
+
+def summary(record: Record, name: str) -> Iterator[Chart]:
+    """SAM by the best peer, and captured."""
+    bars: dict[str, dict[str, float]] = {}
+    for model, times in milliseconds(record).items():
+        peer = min(t for who, t in times.items() if who.endswith("'s SAM, eager"))
+        bars[model] = {"SAM, captured": times["SAM, captured"], "best peer's SAM, eager": peer}
+        bars[model]["two passes' multiplications alone"] = times["(two passes' multiplications alone)"]
+    yield Chart(f"{name}-summary", f"A SAM step, {device_of(record)}", "milliseconds a step", bars, logarithmic=True)
+
+
+def claims_table(record: Record) -> list[str]:
+    """The targets, and whether this record reaches them."""
+    lines = ["| ratio | target | measured (quartiles) | reached |", "|---|---|---|---|"]
+    for c in record["claims"]:
+        ratio, q1, q3 = (f"{c['ratio'][key]:.3f}" for key in ("median", "q1", "q3"))
+        met = "yes" if c["met"] else "**no**"
+        lines.append(f"| {c['model']}: {c['what']} / {c['over']} | {c['target']} | {ratio} ({q1} to {q3}) | {met} |")
+    return lines
+
+
+PAGE = Page(
+    "Captured steps",
+    "What recording a whole step as one CUDA graph (`steppe.capture`) saves. Medians, measured in alternation in one "
+    "run. The bars in brackets are lower limits: the time of two passes' arithmetic, and of their memory traffic.",
+    charts,
+    place=2,
+    text=claims_table,
+    summary=summary,
+)
 
 
 def main() -> None:

@@ -19,28 +19,26 @@ from __future__ import annotations
 import argparse
 import copy
 import gzip
-import importlib
 import json
 import math
 import statistics
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from charts import Chart, Page, Record, count, device_of
 from common import RESULTS, environment, pick_device, show_table, timed, write_json
+from curvature_contenders import TOP, TRACE, Case, Data
 from torch import Tensor, nn
 
 from steppe.curvature import Hessian, eigenvalues, trace
 
 TOP_TARGET, TRACE_TARGET = 1e-3, 1e-2
-SIZED_FOR = 7e-3  # the standard error that traces are sized for, so that few seeds meet the target
-Data = tuple[Tensor, Tensor]
 
 
 # Nets and data
@@ -94,145 +92,6 @@ def trained(model: nn.Module, data: Data, device: torch.device, epochs: int = 15
     return model.eval()
 
 
-# Contenders: each yields (setting, run); a run takes a seed and returns an estimate and its number of products
-
-Run = Callable[[int], tuple[float, int]]
-
-
-def _peer(name: str) -> Any:
-    return importlib.import_module(name)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A trained net, the data it is measured on, and the true values."""
-
-    model: nn.Module
-    data: Data
-    largest: float = 0.0
-    trace: float = 0.0
-
-    def hessian(self) -> Hessian:
-        """A fresh operator: building it is part of the time."""
-        return Hessian(self.model, F.cross_entropy, self.data)
-
-
-def steppe_top(case: Case) -> Iterator[tuple[str, Run]]:
-    for bound, rtol in (("gap", 1e-3), ("residual", 1e-2), ("residual", 1e-3)):
-
-        def run(seed: int, bound: Any = bound, rtol: float = rtol) -> tuple[float, int]:
-            found = eigenvalues(case.hessian(), rtol=rtol, bound=bound, seed=seed, progress=False)
-            return float(found.values[0]), found.matvecs
-
-        yield f"{bound} bound {rtol:g}", run
-
-
-def steppe_trace(case: Case) -> Iterator[tuple[str, Run]]:
-    for method, rtol in (("krylov", 1.1 * SIZED_FOR),):  # its standard errors are a tenth wider than σ/√n
-
-        def run(seed: int, method: Any = method, rtol: float = rtol) -> tuple[float, int]:
-            found = trace(case.hessian(), rtol=rtol, method=method, seed=seed, progress=False, max_matvecs=4000)
-            return found.value, found.matvecs
-
-        yield f"{method} {rtol:.2g}", run
-
-
-def pyhessian_top(case: Case) -> Iterator[tuple[str, Run]]:
-    hessian = _peer("pyhessian").hessian
-
-    for tolerance in (1e-3, 1e-4, 1e-5, 1e-6):
-
-        def run(seed: int, tolerance: float = tolerance) -> tuple[float, int]:
-            torch.manual_seed(seed)
-            found = _counted(hessian, case).eigenvalues(maxIter=500, tol=tolerance)
-            return found[0][0], _COUNT[0]
-
-        yield f"tolerance {tolerance:g}", run
-
-
-def pyhessian_trace(case: Case) -> Iterator[tuple[str, Run]]:
-    """Its defaults, and as many samples as the error takes by their own spread; time is linear in samples."""
-    hessian = _peer("pyhessian").hessian
-
-    def samples(seed: int, **options: Any) -> list[float]:
-        torch.manual_seed(seed)
-        return [float(value) for value in _counted(hessian, case).trace(**options)]
-
-    def by_default(seed: int) -> tuple[float, int]:
-        values = samples(seed)
-        return statistics.fmean(values), len(values)
-
-    yield "defaults (tolerance 1e-3)", by_default
-    needed = math.ceil((statistics.stdev(samples(0, maxIter=200, tol=0.0)) / (SIZED_FOR * case.trace)) ** 2)
-
-    def enough(seed: int) -> tuple[float, int]:
-        return statistics.fmean(samples(seed, maxIter=needed, tol=0.0)), needed
-
-    yield f"{needed} samples", enough
-
-
-_COUNT = [0]
-
-
-def _counted(hessian: Any, case: Case) -> Any:
-    """A PyHessian object whose products are counted. It leaves its graph in .grad: take that away first."""
-    module: Any = sys.modules[hessian.__module__]
-    case.model.zero_grad(set_to_none=True)
-    original = getattr(module, "_steppe_original", module.hessian_vector_product)
-    module._steppe_original = original
-    _COUNT[0] = 0
-
-    def counting(*args: Any) -> Any:
-        _COUNT[0] += 1
-        return original(*args)
-
-    module.hessian_vector_product = counting
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return hessian(case.model, nn.CrossEntropyLoss(), data=case.data, cuda=case.data[0].is_cuda)
-
-
-def _curvlinops(case: Case) -> Any:
-    operator = _peer("curvlinops").HessianLinearOperator
-    params = [p for p in case.model.parameters() if p.requires_grad]
-    options = {"check_deterministic": False}
-    return operator(case.model, nn.CrossEntropyLoss(), params, [case.data], **options)
-
-
-def curvlinops_top(case: Case) -> Iterator[tuple[str, Run]]:
-    np, linalg = _peer("numpy"), _peer("scipy.sparse.linalg")
-    _peer("curvlinops")
-
-    for basis in (6, 20):
-
-        def run(seed: int, basis: int = basis) -> tuple[float, int]:
-            operator = _curvlinops(case).to_scipy()
-            count = [0]
-
-            def matvec(v: Any) -> Any:
-                count[0] += 1
-                return operator @ v.reshape(-1).astype(np.float32)
-
-            counted = linalg.LinearOperator(operator.shape, matvec=matvec, dtype=np.float32)
-            start = np.random.default_rng(seed).normal(size=operator.shape[0]).astype(np.float32)
-            found = linalg.eigsh(counted, k=1, which="LA", tol=1e-3, ncv=basis, v0=start, return_eigenvectors=False)
-            return float(found[0]), count[0]
-
-        yield f"eigsh, basis {basis}", run
-
-
-def curvlinops_trace(case: Case) -> Iterator[tuple[str, Run]]:
-    peer = _peer("curvlinops")
-    for name, function in (("xtrace", peer.xtrace),):
-        for products in (120, 240, 480, 960):
-
-            def run(seed: int, function: Any = function, products: int = products) -> tuple[float, int]:
-                torch.manual_seed(seed)
-                return float(function(_curvlinops(case), products)), products
-
-            yield f"{name} {products}", run
-
-
 # Ways to multiply a block of vectors: the operator's options
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -279,10 +138,6 @@ def measure_ways(case: Case, seconds: float) -> dict[str, dict[str, float | None
 def show_ways(net: str, found: dict[str, dict[str, float | None]]) -> None:
     rows = [[name, *(f"{v:.3f}" if v else "" for v in times.values())] for name, times in found.items()]
     show_table(f"{net}: ms per product", ["way", *map(str, BLOCKS)], rows)
-
-
-TOP = {"steppe": steppe_top, "PyHessian": pyhessian_top, "curvlinops": curvlinops_top}
-TRACE = {"steppe": steppe_trace, "PyHessian": pyhessian_trace, "curvlinops": curvlinops_trace}
 
 
 # Measuring
@@ -446,6 +301,29 @@ def _show(net: str, kind: str, found: dict[str, Any]) -> None:
             numbers = [f"{each[error]:.1e}", f"{each['products']:.0f}", f"{each['seconds'] * 1e3:.1f} ms", chosen]
             rows.append([name, each["setting"], *numbers])
     show_table(f"{net}, {kind}", ["", "setting", "true error", "products", "time", "target"], rows)
+
+
+# The documentation's page
+
+
+def charts(record: Record, name: str) -> Iterator[Chart]:
+    """Seconds until an estimate is as accurate as requested."""
+    for measure, title in {"top": "Largest eigenvalue to 0.1 %", "trace": "Trace to 1 %"}.items():
+        bars: dict[str, dict[str, float]] = {}
+        for net, results in record["nets"].items():
+            reached = {who: r.get("to_target") for who, r in results[measure].items() if who != "ratios"}
+            label = f"{net}, {count(results['weights'])}"
+            bars[label] = {who: end["seconds"] for who, end in reached.items() if end}
+        yield Chart(f"{name}-{measure}", f"{title}, {device_of(record)}", "seconds", bars, logarithmic=True)
+
+
+PAGE = Page(
+    "Curvature",
+    "Seconds until an estimate is within its target of the true value, with the fastest setting of each library that "
+    "reaches the target. A bar is missing where none does.",
+    charts,
+    place=8,
+)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from captured import Bench
+from charts import Chart, Page, Record, device_of
 from common import RESULTS, Spread, Step, environment, interleaved, pick_device, show_table, write_json
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -76,6 +78,37 @@ def contenders(bench: Bench) -> dict[str, Step]:
         "SAM, captured and compiled": bench.step_of(steppe.SAM(), True, True),
         **bench.peers(),
     }
+
+
+# The documentation's page
+
+
+def charts(record: Record, name: str) -> Iterator[Chart]:
+    """Time of a step and of its kernels, and what the kernels of captured steps do."""
+    for model in dict.fromkeys(r["model"] for r in record["results"]):
+        times: dict[str, dict[str, float]] = {}
+        kinds: dict[str, dict[str, float]] = {}
+        for r in (r for r in record["results"] if r["model"] == model):
+            label = f"{r['contender']}, {r['kernels']:.0f} kernels"
+            times[label] = {"a step": r["milliseconds"]["median"], "the device at work": r["busy_us"] / 1e3}
+            who, captured, compiled = r["contender"].partition(", captured")
+            if captured:
+                for kind, spent in r["kinds"].items():
+                    kinds.setdefault(kind, {})[f"{who}{compiled}"] = spent["us"]
+        title = f"{model}, {device_of(record)}"
+        yield Chart(f"{name}-{model}", title, "milliseconds a step", times, logarithmic=True)
+        yield Chart(f"{name}-{model}-kinds", f"{model}, captured, by kind of kernel", "microseconds a step", kinds)
+
+
+PAGE = Page(
+    "Device time",
+    "A captured step keeps the device busy from its first kernel to its last. Its time is the time of its kernels: two "
+    "passes, the base optimizer's step, and for SAM a copy of the weights and back, the norm, and the perturbation. "
+    "The peers run about the same kernels, but for most of their step the device waits for the host. The speed-up of a "
+    "captured step therefore depends on the host as much as on the step, and differs between machines.",
+    charts,
+    place=4,
+)
 
 
 def main() -> None:

@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from charts import Chart, Page, Record, device_of
 from common import CASES, RESULTS, Case, Step, environment, interleaved, pick_device, ratios, show_table, write_json
 from contenders import Contender, bare
 from peak_memory import peak_bytes
@@ -71,6 +73,25 @@ def time_one(name: str, method: steppe.Method, case: Case, device: torch.device,
     steps = {"bare": built(bare(round(looks_of(name, method)))), "method": built(contender(method))}
     samples = interleaved(steps, device, args.rounds, args.seconds)
     return statistics.median(ratios(samples["method"], samples["bare"]))
+
+
+# The documentation's page
+
+
+def charts(record: Record, name: str) -> Iterator[Chart]:
+    """Time of each method's step over as many bare passes as it has looks."""
+    bars = {f"{r['method']}, {r['looks']:.3g} looks": {"steppe": r["over_bare"]} for r in record["records"]}
+    title = f"{record['model']}, batch {record['batch']}, {device_of(record)}"
+    yield Chart(name, title, "time of a step", bars, "as many bare passes")
+
+
+PAGE = Page(
+    "Every method",
+    "The median time of each method's step divided by the time of as many bare passes as it has looks. 1 is the least "
+    "possible; ratios below 1 are measurement noise.",
+    charts,
+    place=6,
+)
 
 
 def main() -> None:

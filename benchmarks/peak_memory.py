@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import gc
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from charts import Chart, Page, Record, device_of, medians
 from common import CASES, LARGE, RESULTS, Case, environment, pick_device, show_table, write_json
 from contenders import METHODS, Contender, bare, peers, steppe_closure, steppe_passes
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -133,6 +135,26 @@ def report(records: list[dict[str, Any]]) -> None:
         for r in records
     ]  # fmt: skip
     show_table(title, ["step", "peak, MB", "over base, in parameter bytes"], rows)
+
+
+# The documentation's page
+
+
+def charts(record: Record, name: str) -> Iterator[Chart]:
+    """Peak memory over the base optimizer's."""
+    for method in METHODS:
+        mine = [r for r in record["results"] if r["method"] == method]
+        bars = medians(mine, lambda r: r["extra_in_parameter_bytes"], lambda r: f"{r['model']}, batch {r['batch']}")
+        axis = "extra peak memory, in copies of the parameters"
+        yield Chart(f"{name}-{method.lower()}", f"{method}, {device_of(record)}", axis, bars, "one copy")
+
+
+PAGE = Page(
+    "Memory",
+    "Peak memory of a step beyond the base optimizer's, in copies of the parameters.",
+    charts,
+    place=7,
+)
 
 
 def main() -> None:

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from charts import Chart, Page, Record, count, device_of, medians
 from common import CASES, RESULTS, Spread, Step, environment, interleaved, pick_device, ratios, show_table, write_json
 from contenders import METHODS, Contender, bare, peers, steppe_closure, steppe_passes
 
@@ -106,6 +108,32 @@ def verdict(records: list[dict[str, Any]], device: torch.device) -> list[str]:
             if not rival.startswith("steppe") and over["q1"] > 1:  # three rounds of four slower: not by chance
                 lines.append(f"{who}: {over['median']:.3f} of {rival}")
     return lines
+
+
+# The documentation's page
+
+
+def charts(record: Record, name: str) -> Iterator[Chart]:
+    """Time of a step over bare passes."""
+    for method in METHODS:
+        mine = [r for r in record["results"] if r["method"] == method]
+        bars = medians(
+            mine,
+            lambda r: r["over_bare"]["median"],
+            lambda r: f"{r['model']}, {count(r['parameters'])}, batch {r['batch']}",
+        )
+        title = f"{method}, {device_of(record)}"
+        yield Chart(f"{name}-{method.lower()}", title, "time of a step", bars, "two bare passes")
+
+
+PAGE = Page(
+    "Time of a step",
+    "A SAM step is two gradients; everything else is overhead of the library. Each bar is the median time of a step "
+    "divided by the time of two bare passes and the base optimizer's step, measured in alternation in one run. 1 is "
+    "the least possible.",
+    charts,
+    place=1,
+)
 
 
 def main() -> None:

@@ -1,63 +1,54 @@
-"""mkdocs calls this while it builds: the page of commands is made from the commands themselves."""
+"""mkdocs calls these functions while it builds: they add what the build makes to what is in the repository.
+
+A page asks for what is made by a comment: `<!-- name -->` with a name of `MADE`, or `<!-- name: which -->` with one of
+`NAMED`. The pages of the methods have no file in the repository.
+"""
 
 from __future__ import annotations
 
-import inspect
+import re
+from collections.abc import Callable
 from typing import Any
 
-MARK = "<!-- commands -->"
+from making import benchmarks, commands, comparison, figures, map, methods
+from mkdocs.structure.files import File, Files
+
+NAMED: dict[str, Callable[[str], str]] = {"figure": figures.curvature, "paper": figures.paper}
+MADE: dict[str, Callable[[], str]] = {
+    "benchmarks": benchmarks.markdown,
+    "commands": commands.markdown,
+    "comparison": comparison.equal_cost,
+    "api": methods.api,
+    "looks": methods.looks,
+    "sources": methods.sources,
+    "methods": methods.table,
+    "map": map.markdown,
+}
+_MARK = re.compile(r"^<!-- (?P<name>[a-z]+)(: (?P<which>[^ ]+))? -->$", re.MULTILINE)
+
+
+def on_config(config: Any) -> Any:
+    """Add the methods to the navigation: they replace the entry "Each method: registry"."""
+    for entry in config.nav:
+        for items in entry.values():
+            for item in items if isinstance(items, list) else []:
+                if isinstance(item, dict) and item.get("Each method") == "registry":
+                    item["Each method"] = methods.navigation()
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that have no file."""
+    made = {**methods.pages(), comparison.REPORT: comparison.report()}
+    for place, text in made.items():
+        files.append(File.generated(config, place, content=text))
+    return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the commands where a page asks for them."""
-    return markdown.replace(MARK, commands()) if MARK in markdown else markdown
+    """Put what is made where a page asks for it."""
 
+    def made(found: re.Match[str]) -> str:
+        return NAMED[found["name"]](found["which"]) if found["which"] else MADE[found["name"]]()
 
-def commands() -> str:
-    """Every command with its arguments and options, as Markdown."""
-    from typer.main import get_command
-
-    from steppe.cli.app import app
-
-    return "\n".join(section(name, command) for name, command in commands_of(get_command(app)).items())
-
-
-def commands_of(group: Any, prefix: str = "") -> dict[str, Any]:
-    """The commands of a group by name; those of groups in it are named after both."""
-    found: dict[str, Any] = {}
-    for name, command in group.commands.items():
-        found |= commands_of(command, f"{name} ") if hasattr(command, "commands") else {prefix + name: command}
-    return found
-
-
-def section(name: str, command: Any) -> str:
-    """One command."""
-    lines = [f"## steppe {name}", "", inspect.cleandoc(command.help or ""), ""]
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
-    for title, parameters in (("argument", arguments), ("option", options)):
-        if parameters:
-            lines += [f"| {title} | | default |", "|---|---|---|"]
-            lines += [f"| {_name(p)} | {_cell(p.help or '')} | {_default(p)} |" for p in parameters]
-            lines.append("")
-    return "\n".join(lines)
-
-
-def _name(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        return f"`{parameter.metavar or parameter.name.upper()}`"
-    return ", ".join(f"`{option}`" for option in (*parameter.opts, *parameter.secondary_opts))
-
-
-def _default(parameter: Any) -> str:
-    if parameter.required:
-        return "required"
-    value = parameter.default
-    if value is True:
-        return "on"
-    shown = value is not None and value != "" and not callable(value) and value is not False and value != []
-    return f"`{value}`" if shown else ""
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return _MARK.sub(made, markdown)

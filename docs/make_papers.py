@@ -1,4 +1,4 @@
-"""Writes docs/papers.md, its figures and README's table from the kept results: run it after `steppe paper collect`.
+"""Writes docs/papers.md and README's table from the kept results: run it after `steppe paper collect`.
 
 python docs/make_papers.py
 """
@@ -13,12 +13,11 @@ from pathlib import Path
 from steppe.papers import Experiment, experiments, find, modules
 from steppe.papers.claims import NOT_REPRODUCED, NOT_RUN, REPRODUCED, SMALLER
 from steppe.papers.definitions.s0 import ROWS
-from steppe.papers.figures import FIGURES, draw, drawable
+from steppe.papers.figures import FIGURES, drawable
 from steppe.papers.run import Results
 from steppe.papers.show import HEADER, Line, fair, findings, lines, matrix, offset, run_on
 
 DOCS = Path(__file__).parent
-FOLDER = DOCS / "assets" / "papers"
 INTRO = """# The papers, run again
 
 Every table and figure of the five papers that steppe's methods come from is a grid of recipes: `steppe paper list`
@@ -107,8 +106,7 @@ def _section(experiment: Experiment, results: Results) -> str:
     shown = [line for line in whole if line.has_run or line.judged is not None]
     run = [line for line in shown if line.has_run]
     if experiment.name in FIGURES and drawable(experiment.name, results):
-        name = f"{experiment.slug}.png"
-        text += ["", f"![{experiment.title}](assets/papers/{name})"]
+        text += ["", f"<!-- paper: {experiment.name} -->"]  # the build of the documentation draws it
     if grid := matrix(whole):
         text += ["", "Ours ± standard error (n) / the paper's, %:", "", *_table(grid)]
     if against := fair(experiment, results):
@@ -156,16 +154,13 @@ def in_readme(text: str, results: Results) -> str:
 
 
 def write(results: Results | None = None, docs: Path = DOCS) -> list[Path]:
-    """Write page, figures and README's table; what was written."""
+    """Write page and README's table; what was written."""
     results = results or Results.read()
-    for old in (docs / "assets" / "papers").glob("*.png"):
-        old.unlink()
-    drawn = [path for name in FIGURES if (path := draw(name, results, docs / "assets" / "papers"))]
     target = docs / "papers.md"
     target.write_text(page(results), encoding="utf-8")
     readme = docs.parent / "README.md"
     readme.write_text(in_readme(readme.read_text("utf-8"), results), encoding="utf-8")
-    return [target, readme, *drawn]
+    return [target, readme]
 
 
 if __name__ == "__main__":

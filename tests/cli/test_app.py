@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -50,15 +49,6 @@ def test_without_its_packages_the_command_says_what_to_install():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert result.stderr.strip() == 'the steppe command needs typer: pip install "steppe[cli]"'
-
-
-def test_the_pages_are_those_of_the_registry():
-    spec = importlib.util.spec_from_file_location("make_methods", ROOT / "docs" / "make_methods.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    stale = [path.name for path, text in module.pages().items() if not path.exists() or path.read_text("utf-8") != text]
-    assert not stale, "run python docs/make_methods.py"
 
 
 WRONG = [("compar", "did you mean"), ("--nonsense", "No such option"), ("list recipe", "recipes")]

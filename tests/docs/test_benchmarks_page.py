@@ -2,65 +2,108 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
+import re
 
 import pytest
 
-from helpers.pages import DOCS
+from helpers.pages import DOCS, ROOT, making
+
+charts = making("benchmarks").script("charts")
+benchmarks, comparison, figures = making("benchmarks"), making("comparison"), making("figures")
+BARS = {"net one": {"steppe": 1.25, "two-step loop": 2.5}, "net two": {"steppe": 0.875}}
 
 
-@pytest.fixture(scope="module")
-def maker():
-    spec = importlib.util.spec_from_file_location("make_benchmarks", DOCS / "make_benchmarks.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["make_benchmarks"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["make_benchmarks"]
+def test_every_record_has_a_script_and_every_script_is_found():
+    records = sorted(benchmarks.RESULTS.glob("*.json"))
+    known = benchmarks.pages()
+    assert {benchmarks.script_of(path) for path in records} == set(known)
+    text = benchmarks.markdown(records)
+    assert [path.name for path in records if f"Record: `{path.name}`" not in text] == []
+    headings = [text.index(f"\n## {page.title}\n") for page in known.values()]
+    assert headings == sorted(headings)  # in the order of their places
 
 
-def test_pages_and_pictures_are_those_of_the_records(maker):
-    stale = [path.name for path, text in maker.pages().items() if path.read_text("utf-8") != text]
-    wanted = maker.pictures()
-    for path, (chart, _) in wanted.items():
-        if not path.exists() or maker.digest(chart) not in path.read_text("utf-8"):
-            stale.append(path.name)
-    stale += [path.name for path in maker.CHARTS.glob("*.svg") if path not in wanted]
-    assert not stale, "run python docs/make_benchmarks.py"
+def test_the_page_begins_with_one_chart():
+    text = benchmarks.markdown()
+    assert text.startswith("## A SAM step, ") and text.index("<svg") < text.index("\n## Time of a step\n")
 
 
-def test_a_changed_number_changes_the_digest(maker):
-    chart = maker.Chart("name", "title", "axis", {"net": {"steppe": 1.25}})
-    other = maker.Chart("name", "title", "axis", {"net": {"steppe": 1.26}})
-    assert maker.digest(chart) != maker.digest(other)
+def test_every_number_of_a_record_is_on_the_page():
+    """One benchmark, typed again."""
+    path = benchmarks.RESULTS / "method_cost-cnn5-cpu.json"
+    text = benchmarks.markdown([path])
+    for r in json.loads(path.read_text("utf-8"))["records"]:
+        assert f"    | {r['method']}, {r['looks']:.3g} looks | {charts.three_digits(r['over_bare'])} |" in text
 
 
-def test_a_chart_says_its_numbers(maker, tmp_path):
-    bars = {"net one": {"steppe": 1.25, "two-step loop": 2.5}, "net two": {"steppe": 0.875}}
-    chart = maker.Chart("name", "title", "time of a step", bars, "two bare passes")
-    for scheme in maker.COLOURS:
-        path = tmp_path / f"{scheme}.svg"
-        maker.draw(chart, scheme, path)
-        svg = path.read_text("utf-8")
-        for said in ("net one", "net two", "1.25", "2.50", "0.875", "two-step loop", "(1: two bare passes)"):
-            assert said in svg, said
-        assert maker.digest(chart) in svg and maker.COLOURS[scheme]["series"][0] in svg
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_a_chart_says_its_numbers(logarithmic):
+    chart = charts.Chart("name", "title", "time of a step", BARS, "two bare passes", logarithmic)
+    svg = charts.svg(chart)
+    for said in ("net one", "net two", "1.25", "2.50", "0.875", "two-step loop", "(1: two bare passes)"):
+        assert said in svg, said
+    assert "\n" not in svg and "fill='currentColor'" in svg and "var(--bar-1," in svg
+    assert charts.numbers(chart)[2:] == ["| net one | 1.25 | 2.50 |", "| net two | 0.875 |  |"]
 
 
-def test_a_record_of_another_kind_is_named(maker, tmp_path):
+def test_bars_are_as_long_as_their_values():
+    svg = charts.svg(charts.Chart("name", "title", "axis", BARS))
+    widths = [float(width) for width in re.findall(r"<rect x='0.0' y='[^']*' width='([^']*)' height='15'", svg)]
+    assert widths == pytest.approx([510 / 2, 510, 510 * 0.35])
+
+
+def test_a_record_of_another_kind_is_named(tmp_path):
     path = tmp_path / "something_new-cpu.json"
     path.write_text('{"environment": {}}')
-    assert maker.charts_of(path) == []
-    assert "- `something_new-cpu.json`" in maker.page([path])
+    assert "- `something_new-cpu.json`" in benchmarks.markdown([path])
 
 
 @pytest.mark.parametrize(
     ("value", "said"), [(1.0, "1.00"), (1.6, "1.60"), (17.25, "17.2"), (117, "117"), (1278.4, "1278"), (0.01, "0.0100")]
 )
-def test_three_digits(maker, value, said):
-    assert maker.three_digits(value) == said
+def test_three_digits(value, said):
+    assert charts.three_digits(value) == said
+
+
+# Figures of matplotlib
+
+
+def test_a_figure_takes_the_colours_of_the_page():
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.add_subplot().plot([0, 1], color="0.5", label="grey")
+    svg = figures.themed(figure, "name")
+    assert svg.startswith("<svg class=") and "#000000" not in svg and "<metadata" not in svg
+    assert "stroke: color-mix(in srgb, currentColor 50%, transparent)" in svg and "\n\n" not in svg
+
+
+def test_a_figure_is_made_once(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(figures, "KEPT", tmp_path)
+    made = []
+
+    def make():
+        made.append(1)
+        return Figure()
+
+    for record in ("one", "one", "two"):
+        assert "<svg" in figures.kept("name", [record], make)
+    assert len(made) == 2 and len(list(tmp_path.iterdir())) == 1  # the drawing of the old record is gone
+
+
+def test_drawings_are_not_committed():
+    """Records and what README shows are; the build draws the rest."""
+    shown = set(re.findall(r"\(docs/assets/(.+?)\)", (ROOT / "README.md").read_text("utf-8")))
+    drawn = {str(p.relative_to(DOCS / "assets")) for p in (DOCS / "assets").rglob("*") if p.suffix in (".png", ".svg")}
+    assert drawn - shown == {"favicon.svg", "step.svg"}  # made by hand
+
+
+# Equal cost
 
 
 def run(method: str, seed: int, accuracy: float, gradients: int, role: str) -> dict:
@@ -76,12 +119,12 @@ def run(method: str, seed: int, accuracy: float, gradients: int, role: str) -> d
     return {"label": label, "role": role, "status": "done", "recipe": recipe, "final": final}
 
 
-def test_without_records_the_equal_cost_place_says_how_to_make_them(maker, tmp_path):
-    said = maker.equal_cost(tmp_path / "absent.json")
+def test_without_records_the_equal_cost_place_says_how_to_make_them(tmp_path):
+    said = comparison.equal_cost(tmp_path / "absent.json")
     assert "no published records yet" in said and "steppe compare" in said and "|" not in said
 
 
-def test_equal_cost_is_against_the_base_trained_longer(maker, tmp_path):
+def test_equal_cost_is_against_the_base_trained_longer(tmp_path):
     records = []
     for seed, noise in enumerate((0.0, 0.001, 0.002)):
         records.append(run("plain", seed, 0.90 + noise, 100, "base"))
@@ -89,7 +132,7 @@ def test_equal_cost_is_against_the_base_trained_longer(maker, tmp_path):
         records.append(run("sam", seed, 0.93 + 2 * noise, 200, "method"))
     path = tmp_path / "equal_cost.json"
     path.write_text(json.dumps(records))
-    rows = [line.split(" | ") for line in maker.equal_cost(path).splitlines() if line.startswith("| S")]
+    rows = [line.split(" | ") for line in comparison.equal_cost(path).splitlines() if line.startswith("| S")]
     # SAM minus the longer SGD, seed by seed: 1.0, 1.1, 1.2 points, and t(2) at 97.5 % is 4.30 times 0.1/√3
     assert rows == [
         ["| SGD", "90.10 ± 0.25 %", "1 x", "", "3 |"],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -24,3 +27,10 @@ def blocks(page: Path) -> list[tuple[int, str, str]]:
 def pages_with_code() -> list[Path]:
     """Every page that has Python in it. Those about trainers are run by the tests of the integrations."""
     return [page for page in sorted(DOCS.rglob("*.md")) if blocks(page) and page.parent.name != "integrations"]
+
+
+def making(name: str) -> ModuleType:
+    """A module of the documentation's build."""
+    if str(DOCS) not in sys.path:
+        sys.path.append(str(DOCS))
+    return importlib.import_module(f"making.{name}")

@@ -27,6 +27,18 @@ GREY = "0.6"
 
 def draw(name: str, results: Results, folder: Path) -> Path | None:
     """Draw one figure into a folder; None if nothing of it was run."""
+    kept = drawable(name, results)
+    figure = figure_of(name, results)
+    if kept is None or figure is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{kept.experiment.slug}.png"
+    figure.savefig(path, dpi=100, metadata={"Description": described(kept), "Software": None})
+    return path
+
+
+def figure_of(name: str, results: Results) -> Figure | None:
+    """One figure, in memory; None if nothing of it was run."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -38,15 +50,11 @@ def draw(name: str, results: Results, folder: Path) -> Path | None:
     style: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
     with plt.rc_context(style):
         figure = FIGURES[name](kept)
-        if figure is None:
-            return None
-        if kept.scale != "full":
+        if figure is not None and kept.scale != "full":
             figure.suptitle(f"run at {kept.scale} scale", fontsize=9, x=0.99, ha="right")
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{kept.experiment.slug}.png"
-        figure.savefig(path, dpi=100, metadata={"Description": described(kept), "Software": None})
-        plt.close(figure)
-    return path
+        if figure is not None:
+            plt.close(figure)
+    return figure
 
 
 def drawable(name: str, results: Results) -> Kept | None:

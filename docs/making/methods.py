@@ -1,0 +1,125 @@
+"""The pages about methods, from the registry: a method's file is all there is to write."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from steppe.method import Method
+from steppe.methods.registry import HEADER, own_methods, table_rows, with_defaults
+
+from . import inline
+from .benchmarks import script
+
+NEEDS = {
+    "auxiliary": "a second batch (`step(closure, auxiliary=...)`)",
+    "hvp": 'Hessian-vector products (by difference, or exact with `hvp="exact"`)',
+    "loss": "the loss of every look (with `passes()`: `look.report(loss)`)",
+    "lr": "to set the learning rate itself (no scheduler)",
+    "sample": "single examples (`step(closure, sample=...)`)",
+}
+
+
+def pages() -> dict[str, str]:
+    """A page for each method: its place in the documentation, and its text."""
+    return {address(cls): page(cls) for cls in own_methods()}
+
+
+def address(cls: type[Method]) -> str:
+    """Where a method's page is."""
+    return f"methods/{cls.__name__.lower()}.md"
+
+
+def link(cls: type[Method]) -> str:
+    """A link to a method's page, from a page at the top of the documentation."""
+    return f"[{cls.__name__}]({address(cls)})"
+
+
+def navigation() -> list[dict[str, str]]:
+    """The entries of the navigation."""
+    return [{cls.__name__: address(cls)} for cls in own_methods()]
+
+
+def page(cls: type[Method]) -> str:
+    """One method's page."""
+    method = with_defaults(cls)
+    title, _, rest = (inspect.getdoc(cls) or "").partition("\n")
+    lines = [f"# {cls.__name__}", "", title, rest, ""]
+    lines += ["## When to use it", "", cls.advice, ""] if cls.advice else []
+    lines += ["## Settings", "", "| setting | default |", "|---|---|"]
+    lines += [f"| `{f.name}` | {_default(f)} |" for f in fields(cls)]
+    lines += ["", f"In papers: {cls.ranges}"] if cls.ranges else []
+    lines += [
+        "",
+        "## Cost",
+        "",
+        f"{method.cost:g} looks a step with these settings (one look is one forward and backward",
+        f"pass), and {method.copies} extra copies of the model's parameters at the peak.",
+    ]
+    if method.needs:
+        lines += ["", "It needs " + ", ".join(NEEDS[need] for need in sorted(method.needs)) + "."]
+    pairs = cls.reduces_to()
+    if pairs:
+        lines += ["", "## What it reduces to", "", "Tests check that these are equal to the last bit:", ""]
+        lines += [f"- `{_brief(special, cls)}` is `{_brief(general, type(general))}`" for special, general in pairs]
+    return "\n".join(lines) + "\n"
+
+
+def _default(field: Field[Any]) -> str:
+    if field.default is MISSING:
+        return "required"
+    name = getattr(field.default, "__name__", None)
+    return f"`{name}`" if name else "`Adam, lr=1e-3`" if "Adam" in repr(field.default) else f"`{field.default!r}`"
+
+
+def _brief(method: Method, cls: type[Method]) -> str:
+    """Only what differs from the defaults."""
+    given = [(f, getattr(method, f.name)) for f in fields(cls)]
+    shown = [f"{f.name}={getattr(v, '__name__', None) or repr(v)}" for f, v in given if v != f.default]
+    return f"{cls.__name__}({', '.join(shown)})"
+
+
+def table() -> str:
+    """All methods, one row each."""
+    linked = {cls.__name__: link(cls) for cls in own_methods()}
+    rows = [HEADER, tuple("---" for _ in HEADER), *((linked[name], *rest) for name, *rest in table_rows())]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+def sources() -> str:
+    """Papers, and which methods are from each."""
+    by_paper: dict[str, list[type[Method]]] = {}
+    for cls in own_methods():
+        if cls.paper:
+            by_paper.setdefault(cls.paper, []).append(cls)
+    lines = ["| paper | methods |", "|---|---|"]
+    rows = sorted(((_citation(*pair), pair[1]) for pair in by_paper.items()), key=lambda row: row[0])
+    return "\n".join([*lines, *(f"| {cited} | {', '.join(map(link, classes))} |" for cited, classes in rows)])
+
+
+def _citation(paper: str, classes: list[type[Method]]) -> str:
+    """The paper as the docstring that names it cites it: "Title (authors; venue; number)"."""
+    first_lines = [(inspect.getdoc(cls) or "").partition("\n")[0] for cls in classes]
+    cited = [found[0] for line in first_lines if (found := re.match(r".*?\([^)]*;[^)]*\)", line))]
+    with_number = [text for text in cited if paper in text]
+    return (with_number or cited or [paper])[0]
+
+
+def api() -> str:
+    """An entry for each method on the page of the API."""
+    return "\n\n".join(
+        f"::: {cls.__module__}.{cls.__name__}\n    options:\n      members: false" for cls in own_methods()
+    )
+
+
+def looks() -> str:
+    """A chart of the gradient evaluations a step of every method."""
+    charts = script("charts")
+    costs = {cls.__name__: float(with_defaults(cls).cost) for cls in own_methods()}
+    costs.pop("Every")  # it depends on the method that it is given
+    bars = {name: {"gradients": cost} for name, cost in sorted(costs.items(), key=lambda pair: (pair[1], pair[0]))}
+    return inline(
+        charts.svg(charts.Chart("looks", "Looks a step", "gradients a step, with the default settings", bars))
+    )
