@@ -10,24 +10,22 @@ from dataclasses import replace
 import pytest
 import torch
 
+from steppe.lab.recipe.own_code import code_of
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import (
     RecordWarning,
-    code_of,
     epochs_frame,
-    finished,
     new_record,
-    only_one,
-    read_checkpoint,
     read_record,
     read_records,
     to_frame,
-    whole_file,
     write_record,
-    write_weights,
 )  # fmt: skip
+from steppe.lab.runner.finished import finished_record, run_lock
 from steppe.lab.statistics import group_records
+from steppe.lab.training.checkpoints import read_checkpoint, write_weights
 from steppe.support.errors import UserError
+from steppe.support.files import whole_file
 
 RECIPE = Recipe(method="gam:gamma=(0.1,0.01)", model_settings={"hidden": 3})
 
@@ -102,17 +100,17 @@ def test_frames(tmp_path):
 
 
 def test_a_run_counts_as_finished_only_if_it_is_the_same_run(tmp_path):
-    assert finished(RECIPE, tmp_path) is None
+    assert finished_record(RECIPE, tmp_path) is None
     write_record(record(status="running"), tmp_path)
-    assert finished(RECIPE, tmp_path) is None
+    assert finished_record(RECIPE, tmp_path) is None
     for status in ("done", "diverged"):
         write_record(record(status=status), tmp_path)
-        found = finished(RECIPE, tmp_path)
+        found = finished_record(RECIPE, tmp_path)
         assert found is not None and found["status"] == status
     other = record()
     other["method"]["settings"]["T"] = 5  # what a default was when the library was older
     write_record(other, tmp_path)
-    assert finished(RECIPE, tmp_path) is None
+    assert finished_record(RECIPE, tmp_path) is None
 
 
 def test_records_from_before_a_field_was_added(tmp_path):
@@ -120,9 +118,9 @@ def test_records_from_before_a_field_was_added(tmp_path):
     old = record()
     old["recipe"] = {name: value for name, value in old["recipe"].items() if name != "clip"}
     path = write_record(old, tmp_path)
-    found = finished(RECIPE, tmp_path)
+    found = finished_record(RECIPE, tmp_path)
     assert found is not None and found["recipe"] == RECIPE.as_dict() == read_records(path)[0]["recipe"]
-    assert finished(replace(RECIPE, clip=1.0), tmp_path) is None
+    assert finished_record(replace(RECIPE, clip=1.0), tmp_path) is None
     later = {**new_record(replace(RECIPE, seed=1)), "status": "done", "final": record()["final"]}
     write_record(later, tmp_path)
     (group,) = group_records(read_records(tmp_path))
@@ -169,14 +167,14 @@ def test_two_processes_do_not_train_one_run(tmp_path):
 
     def second():
         waiting.set()
-        with only_one(tmp_path, "key"):
+        with run_lock(tmp_path, "key"):
             order.append("second")
 
-    with only_one(tmp_path, "key"):
+    with run_lock(tmp_path, "key"):
         thread = threading.Thread(target=second)
         thread.start()
         waiting.wait()
-        with only_one(tmp_path, "another"):
+        with run_lock(tmp_path, "another"):
             order.append("first")
     thread.join()
     assert order == ["first", "second"]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 scipy_stats = pytest.importorskip("scipy.stats")
 
 from helpers.report_records import comparison, diverged, flat, record  # noqa: E402
-from steppe.lab.statistics import Mean, group_records, holm, mean_of, number, p_value, summarise  # noqa: E402
+from steppe.lab.records import number  # noqa: E402
+from steppe.lab.statistics import Mean, group_records, holm, mean_of, p_value, summarise  # noqa: E402
 
 numbers = st.floats(-1e3, 1e3)
 shares = st.floats(0.0, 1.0)

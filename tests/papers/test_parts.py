@@ -12,7 +12,7 @@ from steppe.curvature import Hessian, Objective, eigenvalues, frobenius_squared,
 from steppe.curvature.trace import FEWEST_PRODUCTS
 from steppe.lab.data import load, prepare
 from steppe.lab.recipe.recipe import Recipe
-from steppe.lab.records import write_weights
+from steppe.lab.training.checkpoints import write_weights
 from steppe.lab.training.round_robin import train_round_robin
 from steppe.papers import find, sets, transfer
 from steppe.papers.definitions.s1 import place, surface, walk

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any
 
 from ..support.student import t_quantile
+from .records import number, seed_of, value_of
 
 CONFIDENCE = 0.95
 FEWEST = 3  # pairs below which no verdict is given
@@ -266,6 +267,15 @@ def group_records(records: Iterable[Any]) -> list[Group]:
     return list(groups.values())
 
 
+def plain(record: Any) -> dict[str, Any]:
+    """A record as a dictionary, whatever holds it."""
+    if isinstance(record, Mapping):
+        return dict(record)
+    if is_dataclass(record) and not isinstance(record, type):
+        return asdict(record)
+    return dict(vars(record))
+
+
 def _name_apart(groups: list[Group]) -> None:
     """Groups of one problem with one label get the settings in which they differ added to it."""
     alike: dict[tuple[str, str], list[Group]] = {}
@@ -277,43 +287,6 @@ def _name_apart(groups: list[Group]) -> None:
             for group in same:
                 said = ", ".join(f"{k}={group.recipe.get(k)}" for k in differing) or group.role
                 group.label = f"{group.label} ({said})"
-
-
-def plain(record: Any) -> dict[str, Any]:
-    """A record as a dictionary, whatever holds it."""
-    if isinstance(record, Mapping):
-        return dict(record)
-    if is_dataclass(record) and not isinstance(record, type):
-        return asdict(record)
-    return dict(vars(record))
-
-
-def seed_of(record: Mapping[str, Any]) -> Any:
-    """The seed of a run."""
-    return record["recipe"].get("seed", 0)
-
-
-def value_of(record: Mapping[str, Any], metric: str) -> float | None:
-    """A number of the end of training, or of the curvature there; None where it is missing or not finite."""
-    final = record.get("final") or {}
-    if metric in final:
-        return number(final[metric])
-    found = (record.get("curvature") or {}).get(metric)
-    return number(found.get("value") if isinstance(found, Mapping) else found)
-
-
-def metrics_of(record: Mapping[str, Any]) -> list[str]:
-    """The names that `value_of` knows in a record: numbers, also those that are not finite."""
-    final, curvature = record.get("final") or {}, record.get("curvature") or {}
-    measured = [name for name, found in curvature.items() if not isinstance(found, Mapping) or "value" in found]
-    return [*final, *measured]
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None: records write what is not finite as null or as text."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
 
 
 def larger_is_better(metric: str) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..lab.records import RecordWarning, environment, finite, now, only_one, read_records
+from ..lab.records import RecordWarning, environment, finite, now, read_records
+from ..lab.runner.finished import run_lock
 from ..lab.runner.local import Job, News, Place, Tell, done_already, perform
 from ..lab.statistics import Group
 from ..support.errors import UserError
@@ -95,7 +96,7 @@ def _perform_watched(jobs: list[Job], place: Place, watch: Any, tell: Tell) -> N
         with ExitStack() as locks:
             runs: list[Any] = []
             for job in group:
-                locks.enter_context(only_one(place.folder, job.recipe.key))
+                locks.enter_context(run_lock(place.folder, job.recipe.key))
                 if (record := done_already(job, place.folder)) is not None:
                     tell(_news(record, before=True))
                     continue

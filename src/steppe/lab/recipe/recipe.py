@@ -17,6 +17,7 @@ from typing import Any
 
 from ...method import Method
 from ...support.errors import UserError, unknown
+from ..data import data_names
 from ..data.augmentation import parse as check_augmentation
 from .method_text import canonical, make_method, pieces_of, plain_value
 
@@ -173,8 +174,6 @@ def suggested_model(data: str) -> str:
 
 def is_users(data: str) -> bool:
     """Whether data is the user's own; names such as cifar-10n:worse are not."""
-    from ..data import data_names
-
     return ":" in data and data.partition(":")[0] not in {listing.name for listing in data_names()}
 
 

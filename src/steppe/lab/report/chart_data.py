@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..statistics import Group, Mean, Row, mean_of, number, seed_of
+from ..records import number, seed_of
+from ..statistics import Group, Mean, Row, mean_of
 
 POINTS = 200  # of a curve, at most
 PROGRESS = ("epoch", "gradients", "seconds")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..statistics import Row, number, seed_of
+from ..records import number, seed_of
+from ..statistics import Row
 from . import formatting
 from .html import Markup, join, tag
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..statistics import FEWEST, Row, seed_of
+from ..records import seed_of
+from ..statistics import FEWEST, Row
 from . import formatting
 from .html import Markup, join, tag
 from .results_table import capitalised, css_class

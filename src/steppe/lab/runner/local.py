@@ -22,9 +22,10 @@ from typing import Any
 
 from ...support.errors import UserError, user_function
 from ..recipe.recipe import Recipe
-from ..records import Record, RecordWarning, ended, finished, label_for, only_one, same_code, write_record
+from ..records import Record, RecordWarning, label_for, write_record
 from ..training.final_curvature import Measuring
 from ..training.ranks import ALONE, Ranks
+from .finished import ended_record, finished_record, run_lock, same_code
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ Tell = Callable[[News], None]
 
 def done_already(job: Job, folder: Path) -> Record | None:
     """The record of a finished run, under the name and role it has now."""
-    record = finished(job.recipe, folder)
+    record = finished_record(job.recipe, folder)
     if record is not None:  # killed at the last moment, a run leaves its checkpoint
         (folder / f"{job.recipe.key}.ckpt").unlink(missing_ok=True)
     if record is not None and (record["label"], record["role"]) != (job.name, job.role):
@@ -89,7 +90,9 @@ def notes(jobs: Sequence[Job], place: Place) -> list[str]:
     """What is to be known of runs that were done before: trained again, or lacking what is asked for now."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordWarning)  # said when the runs are done
-        records = [(job.recipe, record) for job in jobs if (record := ended(job.recipe, place.folder)) is not None]
+        records = [
+            (job.recipe, record) for job in jobs if (record := ended_record(job.recipe, place.folder)) is not None
+        ]
     changed = [record for recipe, record in records if not same_code(record, recipe)]
     said = []
     if changed:
@@ -133,7 +136,7 @@ def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None
     with ExitStack() as locks:
         for job in jobs:
             if ranks.first:
-                locks.enter_context(only_one(place.folder, job.recipe.key))
+                locks.enter_context(run_lock(place.folder, job.recipe.key))
             record = ranks.told(done_already(job, place.folder) if ranks.first else None)
             if record is None:
                 options: dict[str, Any] = {

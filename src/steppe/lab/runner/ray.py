@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...support.errors import UserError, describe, one_line
-from ..records import Record, finished, write_record
+from ..records import Record, write_record
+from .finished import finished_record
 from .local import Job, News, Place, Tell, done_already, train_jobs
 
 
@@ -43,7 +44,7 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
             if isinstance(error.cause, UserError):
                 raise UserError(one_line(error.cause)) from None
             raise
-        if finished(job.recipe, place.folder) is None:
+        if finished_record(job.recipe, place.folder) is None:
             write_record(record, place.folder)
         records[record["key"]] = record
         tell(News(record["key"], len(record["epochs"]), True, record["verdict"]))

@@ -20,9 +20,11 @@ from typing import Any, TypeAlias
 
 from ...support.errors import UserError, describe, unknown
 from ..recipe.method_text import make_method, pieces_of, plain_value, with_settings
+from ..recipe.own_code import code_of
 from ..recipe.recipe import Recipe
-from ..records import Record, RecordWarning, code_of, finished, label_for
+from ..records import Record, RecordWarning, label_for
 from ..statistics import group_records
+from .finished import finished_record
 from .local import Job
 
 RunJobs: TypeAlias = Callable[[Sequence[Job]], "list[Record]"]
@@ -151,7 +153,7 @@ def sample(
         raise UserError(f"{missing}: copy them here, or choose another --study")
     if missing:
         warnings.warn(f"{missing}: they are not shown", RecordWarning, stacklevel=2)
-    found = [finished(job.recipe, folder) for job in jobs]
+    found = [finished_record(job.recipe, folder) for job in jobs]
     return run(jobs) if None in found else [record for record in found if record is not None]
 
 
@@ -163,7 +165,7 @@ def _jobs_here(study: Any, template: Recipe, space: Space, seeds: Sequence[int],
     for trial in done:
         jobs = jobs_for(template, {name: trial.params[name] for name in space}, seeds)
         ours = trial.user_attrs.get("process", [""])[0] == socket.gethostname()
-        if ours or all(finished(job.recipe, folder) for job in jobs):
+        if ours or all(finished_record(job.recipe, folder) for job in jobs):
             here += jobs
         else:
             away += 1

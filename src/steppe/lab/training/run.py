@@ -26,9 +26,10 @@ from ...support.files import whole_file
 from ..data import DataSet
 from ..models import build
 from ..recipe.recipe import Recipe
-from ..records import Record, new_record, now, read_checkpoint, write_record, write_weights
+from ..records import Record, new_record, now, write_record
 from .base_optimizers import make_base
 from .batches import Batches, data_for, default_generator, seed_for
+from .checkpoints import read_checkpoint, write_weights
 from .precision import autocast, parameter_dtype, scaler, set_precision
 from .ranks import ALONE, Ranks
 
