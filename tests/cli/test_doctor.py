@@ -12,9 +12,9 @@ import torch
 from typer.testing import CliRunner
 
 from steppe import __version__
-from steppe.cli import doctor
 from steppe.cli.app import app
-from steppe.cli.doctor import Finding, examine, line_for, module_of, optional_packages, try_imports
+from steppe.cli.commands import doctor
+from steppe.cli.commands.doctor import Finding, examine, line_for, module_of, optional_packages, try_imports
 
 WORDS = {"ok", "no", "broken"}
 
@@ -110,7 +110,7 @@ def test_every_state_of_a_package(package, declared):
     assert list(doctor.CHECKS["extras"]()) == [
         Finding("steppe-absent", "no", 'pip install "steppe[few]"'),
         Finding("steppe-broken", "broken", "found, but OSError: no such library"),
-        Finding("steppe-eager", "ok", "found; its import was not tried, for it needs torchvision"),
+        Finding("steppe-eager", "ok", "found; its import was not tried, because it needs torchvision"),
         Finding("steppe-fine", "ok", "found"),
     ]
 
@@ -250,6 +250,6 @@ def test_the_whole_as_json(declared):
 
 
 def test_no_optional_package_is_loaded_with_the_command_line():
-    code = "import sys, steppe.cli; print([m for m in ('torchvision', 'lightning', 'ray') if m in sys.modules])"
+    code = "import sys, steppe.cli.app; print([m for m in ('torchvision', 'lightning', 'ray') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

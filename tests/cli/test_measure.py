@@ -19,7 +19,7 @@ from helpers.curvature_problems import digits, mlp, trained
 typer = pytest.importorskip("typer", reason="typer is not installed")
 from typer.testing import CliRunner  # noqa: E402
 
-from steppe.cli.measure import register  # noqa: E402
+from steppe.cli.app import app  # noqa: E402
 from steppe.curvature import Hessian, checkpoints  # noqa: E402
 
 MODULE = """
@@ -52,8 +52,6 @@ def run(tmp_path, monkeypatch):
     torch.save(mlp(9).state_dict(), tmp_path / "other.pt")
     (tmp_path / "text.pt").write_text("hello")
     (tmp_path / "unreadable.py").write_text("def model(:")
-    app = typer.Typer()
-    register(app)
 
     def invoke(*arguments: str):
         return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
@@ -150,7 +148,7 @@ def test_a_stopped_command_goes_on_where_it_was(run, tmp_path, share):
         Stopping(patch, int(share * whole.products))
         stopped = run(*command)
     assert stopped.exit_code == 130
-    assert "run the same command again" in stopped.stderr and "--no-resume" in stopped.stderr
+    assert "Run the same command again" in stopped.stderr and "--no-resume" in stopped.stderr
     assert (tmp_path / "curvature" / ".partial").exists()
     with pytest.MonkeyPatch.context() as patch:
         rest = Stopping(patch, 10**9)
@@ -190,9 +188,9 @@ def test_partial_results_that_are_torn_or_of_something_else_are_not_used(run, tm
 
 
 KILLED = """
-import os, signal, sys, typer
+import os, signal, sys
 from steppe.curvature import Hessian, checkpoints
-from steppe.cli.measure import register
+from steppe.cli.app import app
 checkpoints.SAVE_EVERY = 0.0
 multiply, products = Hessian._multiply, [0]
 def until_killed(operator, rows):
@@ -201,9 +199,6 @@ def until_killed(operator, rows):
         os.kill(os.getpid(), signal.SIGKILL)
     return multiply(operator, rows)
 Hessian._multiply = until_killed
-app = typer.Typer()
-register(app)
-app.command("nothing")(lambda: None)
 app(sys.argv[1:])
 """
 
@@ -230,6 +225,13 @@ def test_landscape_writes_pictures(run, tmp_path):
     assert result.exit_code == 0, result.output
     names = {path.name for path in (tmp_path / "landscape").iterdir()}
     assert names == {"line.png", "line.svg", "end-contour.png", "end-contour.svg", "end-surface.png", "end-surface.svg"}
+
+
+def test_landscape_writes_an_interactive_surface(run, tmp_path):
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    result = run("landscape", "end.pt", *COMMON, "--points", "3")
+    assert result.exit_code == 0, result.output
+    assert '"type":"surface"' in (tmp_path / "landscape" / "end.html").read_text(encoding="utf-8")
 
 
 def test_checkpoints_of_one_name_have_pictures_of_their_own(run, tmp_path):
@@ -270,11 +272,11 @@ def test_checkpoints_of_wrapped_models_are_read(run, tmp_path, prefix, model):
         (("measure", "end.pt", "--model", "no_such:model", "--data", "a_project:data"), "cannot import no_such"),
         (
             ("measure", "end.pt", "--model", "a_project:nothing", "--data", "a_project:data"),
-            "no function called nothing",
+            "has no function 'nothing'",
         ),
         (("measure", "end.pt", "--model", "a_project:wrong", "--data", "a_project:data"), "not a torch.nn.Module"),
         (("measure", "end.pt", "--model", "a_project:model", "--data", "a_project:broken"), "the disc is full"),
-        (("measure", "end.pt", *COMMON, "--what", "everything"), "--what knows"),
+        (("measure", "end.pt", *COMMON, "--what", "everything"), "--what is one of"),
         (("measure", "end.pt", *COMMON, "--loss", "hinge"), "package.module:function"),
         (("measure", "end.pt", *COMMON, "--params", "none.*"), "no parameter is called"),
         (("measure", "end.pt", *COMMON, "--mode", "test"), "mode must be"),
@@ -289,7 +291,10 @@ def test_checkpoints_of_wrapped_models_are_read(run, tmp_path, prefix, model):
         (("measure", "end.pt", *COMMON, "--loss", "a_project:of_logits"), "fit together: AttributeError"),
         (("measure", "end.pt", *COMMON, "--loss", "a_project:seven"), "fit together: AssertionError"),
         (("landscape", "end.pt", *COMMON, "--loss", "a_project:table"), "fit together: KeyError: 'loss'"),
-        (("measure", "end.pt", "--model", "unreadable:model", "--data", "a_project:data"), "cannot import unreadable"),
+        (
+            ("measure", "end.pt", "--model", "unreadable:model", "--data", "a_project:data"),
+            "importing unreadable failed with SyntaxError",
+        ),
         (("measure", "end.pt", *COMMON, "--what", "trace", "--out", "text.pt"), "text.pt"),
         (("landscape", "end.pt", *COMMON, "--points", "3", "--out", "text.pt"), "text.pt"),
         (("landscape", "end.pt", *COMMON, "--points", "4"), "odd"),
@@ -302,6 +307,6 @@ def test_checkpoints_of_wrapped_models_are_read(run, tmp_path, prefix, model):
 def test_mistakes_get_one_helpful_line(run, arguments, message):
     result = run(*arguments)
     assert result.exit_code == 2
-    lines = [text for text in result.stderr.splitlines() if text.startswith("error:")]
+    lines = [text for text in result.stderr.splitlines() if text.startswith("steppe:")]
     assert len(lines) == 1 and message in lines[0]
     assert "Traceback" not in result.output

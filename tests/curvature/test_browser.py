@@ -1,33 +1,30 @@
-"""The interactive surface that `steppe landscape` writes, in a real browser and without a network."""
+"""The interactive surface of `figures.surface_html`, in a real browser and without a network."""
 
 from __future__ import annotations
 
 import shutil
-import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from helpers.curvature_problems import mlp
+from helpers.curvature_problems import digits, mlp
+from steppe.curvature import Objective, figures, plane
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 pytest.importorskip("plotly", reason="plotly is not installed")
-typer = pytest.importorskip("typer", reason="typer is not installed")
-from typer.testing import CliRunner  # noqa: E402
-
-from steppe.cli.app import app  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+# Slow: WebGL without a graphics card. The contents of the file are checked in test_landscape.py.
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
-MODULE = """
-import torch
-from helpers.curvature_problems import digits, mlp
-def model(): return mlp(4).double()
-def data(): return digits(30, side=4)
-"""
-
-# What plotly says it draws, and the middle pixel row of the WebGL canvas: one colour where nothing is drawn.
+PATIENCE = 600_000  # milliseconds: for a machine that has much else to do
+PLOT = "document.querySelector('.js-plotly-plot')"
+# What plotly draws, and how many colours are on the WebGL canvas: one where nothing is drawn.
 DRAWN = """() => {
     const plot = document.querySelector('.js-plotly-plot'), scene = plot._fullLayout.scene._scene;
     scene.glplot.redraw();
@@ -43,57 +40,73 @@ DRAWN = """() => {
 
 
 @pytest.fixture
-def page_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "a_page.py").write_text(MODULE)
-    sys.modules.pop("a_page", None)
+def page_file(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    torch.save(mlp(4).double().state_dict(), tmp_path / "net.pt")
-    options = ["--model", "a_page:model", "--data", "a_page:data", "--points", "9"]
-    result = CliRunner().invoke(app, ["landscape", "net.pt", *options])
-    assert result.exit_code == 0, result.output
-    return tmp_path / "landscape" / "net.html"
+    path = tmp_path / "surface.html"
+    figures.surface_html(plane(Objective(mlp(4).double(), F.cross_entropy, digits(30, side=4)), points=9), path)
+    return path
 
 
-def test_the_surface_is_drawn_turns_and_tells_its_values(page_file):
+@pytest.fixture
+def page() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
-        )
+        arguments = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=PATIENCE)
         try:
             context = browser.new_context(viewport={"width": 900, "height": 700}, offline=True)
-            page = context.new_page()
-            page.set_default_timeout(120_000)  # drawing without a graphics card takes its time
-            errors: list[str] = []
-            page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            requests: list[str] = []
-            page.on("request", lambda request: requests.append(request.url))
-            page.goto(page_file.as_uri())
-            ready = "() => !!document.querySelector('.js-plotly-plot')?._fullLayout?.scene?._scene?.glplot"
-            page.wait_for_function(ready, polling=200)
-            before = page.evaluate(DRAWN)
-            assert before["colours"] > 50  # a shaded surface, not a blank canvas
-            assert before["axes"] == ["first direction", "loss"]
-            assert len(before["z"]) == 9 and all(len(row) == 9 and all(v > 0 for v in row) for row in before["z"])
-            box = page.locator(".js-plotly-plot").bounding_box()
-            assert box is not None and box["height"] > 500
-            middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-            page.mouse.move(*middle)
-            page.wait_for_function("() => !!document.querySelector('.hovertext')", polling=200)
-            told = page.locator(".hovertext").first.text_content()
-            assert told is not None and told.startswith("loss ") and "first direction" in told
-            page.mouse.down()
-            page.mouse.move(middle[0] + 150, middle[1], steps=4)
-            page.mouse.up()
-            eye = "document.querySelector('.js-plotly-plot')._fullLayout.scene._scene.getCamera().eye"
-            page.wait_for_function(f"() => Math.abs({eye}.x - ({before['eye'][0]})) > 0.1", polling=200)
-            after = page.evaluate(DRAWN)
-            assert after["eye"][2] == pytest.approx(before["eye"][2], abs=1e-6)  # turned, not tilted
-            assert after["colours"] > 50
-            assert errors == []
-            assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
-            page.screenshot(path=str(page_file.with_suffix(".png")))
+            context.set_default_timeout(PATIENCE)
+            yield context.new_page()
         finally:
             browser.close()
+
+
+def repeat_until(page: Any, act: Callable[[], None], condition: str) -> None:
+    """Act until a condition holds: a page that is still drawing may miss what the mouse did."""
+    end = time.monotonic() + PATIENCE / 1000
+    while True:
+        act()
+        try:
+            page.wait_for_function(f"() => {condition}", polling=100, timeout=5_000)
+            return
+        except playwright.TimeoutError:
+            if time.monotonic() > end:
+                raise
+
+
+def test_the_surface_is_drawn_turns_and_tells_its_values(page: Any, page_file: Path):
+    errors: list[str] = []
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(page_file.as_uri())
+    page.wait_for_function(f"() => !!{PLOT}?._fullLayout?.scene?._scene?.glplot", polling=200)
+    page.wait_for_function(f"() => ({DRAWN})().colours > 50", polling=200)  # a shaded surface, not a blank canvas
+    before = page.evaluate(DRAWN)
+    assert before["axes"] == ["first direction", "loss"]
+    assert len(before["z"]) == 9 and all(len(row) == 9 and all(v > 0 for v in row) for row in before["z"])
+    box = page.locator(".js-plotly-plot").bounding_box()
+    assert box is not None and box["height"] > 500
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+    def point() -> None:
+        page.mouse.move(x - 3, y)
+        page.mouse.move(x, y)
+
+    repeat_until(page, point, "!!document.querySelector('.hovertext')")
+    told = page.locator(".hovertext").first.text_content()
+    assert told is not None and told.startswith("loss ") and "first direction" in told
+
+    def drag() -> None:
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x + 150, y, steps=4)
+        page.mouse.up()
+
+    eye = f"{PLOT}._fullLayout.scene._scene.getCamera().eye"
+    repeat_until(page, drag, f"Math.abs({eye}.x - ({before['eye'][0]})) > 0.1")
+    after = page.evaluate(DRAWN)
+    assert after["eye"][2] == pytest.approx(before["eye"][2], abs=1e-6)  # turned, not tilted
+    assert after["colours"] > 50
+    assert errors == []
+    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []

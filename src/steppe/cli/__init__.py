@@ -1,1 +1,1 @@
-"""The command line: one file a command."""
+"""The command line: `commands/` has one file a command; beside it is what commands share."""

@@ -1,21 +1,21 @@
-"""The command line: `steppe --help`."""
+"""The command line, `steppe --help`: assembled from the files of `commands`.
+
+A file of `commands` is a command of the same name: its function `command`. A folder there is a group of commands, such
+as `steppe paper`. A new command is a new file, and nothing else has to know.
+"""
 
 from __future__ import annotations
 
-import inspect
+import importlib
+import pkgutil
+from types import ModuleType
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from .. import __version__
-from ..methods.registry import HEADER, defaults_text, find, table_rows
-from .doctor import register as register_doctor
-from .errors import OneLine, OneLineGroup
-from .lab import register as register_lab
-from .measure import register as register_measuring
-from .paper import register as register_papers
+from . import commands
+from .errors import OneLine, OneLineGroup, helpful
 
 app = typer.Typer(cls=OneLineGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -28,35 +28,16 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
         raise typer.Exit
 
 
-register_measuring(app)
-register_lab(app)
-register_papers(app)
-register_doctor(app)
+def assemble(group: typer.Typer, package: ModuleType) -> None:
+    """Add the commands of a package to a group, in the order of their names."""
+    for found in sorted(pkgutil.iter_modules(package.__path__), key=lambda found: found.name):
+        module = importlib.import_module(f"{package.__name__}.{found.name}")
+        if found.ispkg:
+            inner = typer.Typer(cls=OneLineGroup, no_args_is_help=True, add_completion=False)
+            assemble(inner, module)
+            group.add_typer(inner, name=found.name, help=module.__doc__)
+        else:
+            group.command(found.name, cls=OneLine)(helpful()(module.command))
 
 
-@app.command(cls=OneLine)
-def methods(
-    name: Annotated[str | None, typer.Argument(help="Show one method in full.")] = None,
-    markdown: Annotated[bool, typer.Option(help="Print a Markdown table.")] = False,
-) -> None:
-    """List the methods: what they cost, what they hold, when to use them."""
-    if name is not None:
-        try:
-            cls = find(name)
-        except ValueError as error:
-            typer.echo(f"steppe: {error}", err=True)
-            raise typer.Exit(2) from None
-        typer.echo(f"{cls.__name__}({defaults_text(cls)})\n\n{inspect.getdoc(cls)}")
-    elif markdown:
-        typer.echo(markdown_table())
-    else:
-        table = Table(*HEADER, caption="looks: gradient evaluations a step; copies: extra model copies at the peak")
-        for row in table_rows():
-            table.add_row(*row)
-        Console().print(table)
-
-
-def markdown_table() -> str:
-    """The table of methods, for the documentation."""
-    lines = [HEADER, tuple("---" for _ in HEADER), *table_rows()]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+assemble(app, commands)

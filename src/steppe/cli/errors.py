@@ -1,4 +1,7 @@
-"""How commands say what went wrong: one line that begins with "steppe:", and never a traceback for a user's mistake."""
+"""How commands report what went wrong: one line that begins with "steppe:", and no traceback for a user's mistake.
+
+`helpful` is around every command (see app.py). Commands raise `UserError`.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,21 @@ from typer.core import TyperCommand, TyperGroup
 from ..lab.records import RecordWarning
 from ..support.errors import UserError, one_line, unknown
 
-GO_ON = "Run the same command again to go on."
+
+def say(text: object) -> None:
+    """One line on stderr, marked as the command's own."""
+    typer.echo(f"steppe: {one_line(text)}", err=True)
 
 
 @contextmanager
 def _one_line_for(ctx: Any) -> Iterator[None]:
-    """One line for a wrong use, in place of a box."""
+    """One line for a usage error, in place of typer's box."""
     try:
         yield
     except Exception as error:
         if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
             raise  # not one of typer's own, or its help
-        message = one_line(error.format_message())  # pyright: ignore[reportAttributeAccessIssue]
-        typer.echo(f"steppe: {message} (see {ctx.command_path} --help)", err=True)
+        say(f"{error.format_message()} (see {ctx.command_path} --help)")  # pyright: ignore[reportAttributeAccessIssue]
         raise typer.Exit(2) from None
 
 
@@ -33,45 +38,38 @@ class OneLine(TyperCommand):
     """A command whose usage errors are one line, like all its other errors."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """What typer does, in fewer words."""
+        """As typer does, with errors in one line."""
         with _one_line_for(ctx):
             return super().parse_args(ctx, args)
 
 
 class OneLineGroup(TyperGroup):
-    """Commands by name; a wrong name gets one line too, with the nearest right one."""
+    """Commands by name. A wrong name gets one line too, with the nearest names that exist."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """What typer does, if there is such a command."""
-        name, known = args[0], self.list_commands(ctx)
-        if name not in known:
-            message = one_line(unknown("command", name, known))
-            typer.echo(f"steppe: {message} (see {ctx.command_path} --help)", err=True)
+        """As typer does, if there is such a command."""
+        known = self.list_commands(ctx)
+        if args[0] not in known:
+            say(f"{unknown('command', args[0], known)} (see {ctx.command_path} --help)")
             raise typer.Exit(2)
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """What typer does, in fewer words."""
+        """As typer does, with errors in one line."""
         with _one_line_for(ctx):
             return super().parse_args(ctx, args)
 
 
-def os_error(error: OSError) -> str:
-    """What went wrong with a file, in one line."""
-    where = f"{error.filename}: " if error.filename else ""
-    return one_line(f"{where}{error.strerror or error}")
-
-
 @contextmanager
-def helpful(again: str = "") -> Iterator[None]:
-    """One line in place of a traceback for everything that the user can put right."""
+def helpful() -> Iterator[None]:
+    """One line in place of a traceback for everything that the user can correct."""
     import torch
 
     usual = warnings.showwarning
 
     def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
         if issubclass(category, RecordWarning):
-            typer.echo(f"steppe: {one_line(message)}", err=True)
+            say(message)
         else:
             usual(message, category, *where, **more)
 
@@ -81,16 +79,38 @@ def helpful(again: str = "") -> Iterator[None]:
             warnings.showwarning = show
             yield
     except UserError as error:
-        typer.echo(f"steppe: {one_line(error)}", err=True)
+        say(error)
         raise typer.Exit(2) from None
-    except BrokenPipeError:  # the reader of our output has had enough: typer knows
+    except BrokenPipeError:  # the reader of our output has closed it: typer ends quietly
         raise
     except OSError as error:
-        typer.echo(f"steppe: {os_error(error)}", err=True)
+        where = f"{error.filename}: " if error.filename else ""
+        say(f"{where}{error.strerror or error}")
         raise typer.Exit(2) from None
     except torch.OutOfMemoryError as error:
-        typer.echo(f"steppe: out of memory ({one_line(error).split('.')[0]}): try a smaller --batch", err=True)
+        say(
+            f"out of memory ({one_line(error).split('.')[0]}): use a smaller batch, fewer samples or fewer runs at once"
+        )
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        typer.echo(f"steppe: stopped; nothing is lost. {again}".rstrip(), err=True)
+        say("stopped")
         raise typer.Exit(130) from None
+
+
+@contextmanager
+def resumable(note: str = "Run the same command again to go on.") -> Iterator[None]:
+    """Around work that is saved as it goes: Ctrl-C says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"stopped; nothing is lost. {note}")
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def user_mistakes(*kinds: type[Exception]) -> Iterator[None]:
+    """Around calls of the library with the user's own values: its exceptions of these kinds are the user's mistakes."""
+    try:
+        yield
+    except kinds as error:
+        raise UserError(one_line(error)) from error

@@ -1,198 +1,109 @@
-"""The options that the lab's commands share, and how they become a recipe and a place to train in."""
+"""The options that commands share: tables for groups of options, and types for single ones.
+
+A new option of the training commands (`compare`, `train`, `sweep`) touches two files: a row of `RECIPE` here and the
+field of the same name in `lab/recipe/recipe.py`; or, if it changes no result, a row of `PLACE` here and the field of
+the same name in `Place` (lab/runner/local.py). The commands, `steppe sweep`'s advice and the documentation follow.
+"""
 
 from __future__ import annotations
 
 import inspect
-import os
-import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from ..support.devices import require_device
-from ..support.errors import UserError, one_line
-from .errors import GO_ON, helpful
+Row: TypeAlias = tuple[Any, Any, str]  # type, default, help
+Table: TypeAlias = dict[str, Row]
+LOSSES = ("cross_entropy", "mse")
 
-if TYPE_CHECKING:
-    from ..lab.recipe.recipe import Recipe
-    from ..lab.runner.local import Place
-
-# Fields of the recipe, and what changes no result; both are options of every command that trains.
-RECIPE_OPTIONS: dict[str, tuple[Any, str]] = {
-    "data": (str, "A data set (`steppe list data`) or your own, package.module:function."),
-    "model": (str, "A model (`steppe list models`) or your own, package.module:function."),
-    "base": (str, "Base optimizer: sgd, adam, adamw, adabelief."),
-    "lr": (float, "Learning rate."),
-    "momentum": (float, "Of sgd."),
-    "weight_decay": (float, "Weight decay."),
-    "batch": (int, "Batch size."),
-    "epochs": (int, "Epochs."),
-    "schedule": (str, "constant, cosine, linear, or step:0.25/10 (x 0.25 every 10 epochs)."),
-    "warmup": (int, "Steps in which the learning rate rises from zero."),
-    "augment": (str, "Augmentation: none, basic, cutout, randaugment, autoaugment, joined by +."),
-    "mixup": (float, "Mixup's alpha; 0 for none."),
-    "precision": (str, "float32, tf32, bf16, fp16, fp16-fixed (a loss scale of 1024) or float64."),
-    "clip": (float, "Largest norm of the direction; 0 for any."),
-    "share": (float, "Train on this share of the data, the first."),
-    "label_noise": (float, "Share of the training labels that are made wrong."),
-    "auxiliary": (str, "The second batch of methods that look at two: fresh, fixed or previous."),
-    "model_settings": (str, "For the model: hidden=256,..."),
+# Fields of a recipe. None: what is suggested for the data set and the model.
+RECIPE: Table = {
+    "data": (str | None, None, "A data set (`steppe list data`) or your own, package.module:function."),
+    "model": (str | None, None, "A model (`steppe list models`) or your own, package.module:function."),
+    "base": (str | None, None, "Base optimizer: sgd, adam, adamw, adabelief."),
+    "lr": (float | None, None, "Learning rate."),
+    "momentum": (float | None, None, "Momentum of sgd."),
+    "weight_decay": (float | None, None, "Weight decay."),
+    "batch": (int | None, None, "Batch size."),
+    "epochs": (int | None, None, "Epochs."),
+    "schedule": (str | None, None, "constant, cosine, linear, or step:0.25/10 (x 0.25 every 10 epochs)."),
+    "warmup": (int | None, None, "Steps in which the learning rate rises from zero."),
+    "augment": (str | None, None, "Augmentation: none, basic, cutout, randaugment, autoaugment, joined by +."),
+    "mixup": (float | None, None, "Mixup's alpha; 0 for none."),
+    "precision": (str | None, None, "float32, tf32, bf16, fp16, fp16-fixed (a loss scale of 1024) or float64."),
+    "clip": (float | None, None, "Clip the direction to this norm; 0 for no clipping."),
+    "share": (float | None, None, "Train on the first part of the data, this share of it."),
+    "label_noise": (float | None, None, "Share of the training labels that are replaced by wrong ones."),
+    "auxiliary": (str | None, None, "The second batch of methods that use two: fresh, fixed or previous."),
+    "model_settings": (str | None, None, "Settings of the model: hidden=256,..."),
 }
-PLACE_OPTIONS: dict[str, tuple[Any, Any, str]] = {
+FIELDS = {"augment": "augmentation"}  # the options of RECIPE that are named otherwise than their field
+
+# Where and how to train.
+PLACE: Table = {
     "compile": (bool, False, "Compile the model."),
-    "data_dir": (Path | None, None, "Where data sets are; by default $STEPPE_DATA, else ~/.cache/steppe."),
-    "download": (bool, False, "Fetch a data set that is not there."),
+    "data_dir": (Path | None, None, "Folder of the data sets; by default $STEPPE_DATA, else ~/.cache/steppe."),
+    "download": (bool, False, "Download a data set that is not there."),
     "device": (str, "cpu", "cpu, cuda, cuda:1, mps."),
     "threads": (int, 1, "Threads of a process on a CPU. Another number rounds differently."),
     "curvature": (bool, True, "Measure curvature at the end of every run."),
     "log": (str, "", "tensorboard, or your own logger, package.module:function."),
-    "keep_weights": (bool, False, "Keep the trained weights beside the record."),
+    "keep_weights": (bool, False, "Save the trained weights beside the record."),
 }
 
+# A model with weights, and the loss that is measured or drawn.
+OBJECTIVE: Table = {
+    "model": (str, ..., "package.module:function that returns the model."),
+    "data": (str, ..., "package.module:function that returns a loader, or a pair of tensors."),
+    "loss": (str, "cross_entropy", f"{', '.join(LOSSES)}, or package.module:function."),
+    "params": (list[str], [], "Only parameters whose names match, such as 'layer1.*'."),
+    "mode": (str, "eval", "eval, batch (BatchNorm by the batch), train, or as-is."),
+    "samples": (int, 0, "Use only this many samples of the data; 0 for all."),
+    "double": (bool, False, "Compute in float64."),
+    "device": (str, "cpu", "cpu, cuda, cuda:1, mps."),
+    "seed": (int, 0, "Seed of all random vectors; the same for every checkpoint."),
+}
 
-def trains(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of recipe and place; it gets them together, as its arguments `recipe` and `place`."""
-    signature = inspect.signature(command, eval_str=True)
-    own = [p for p in signature.parameters.values() if p.name not in ("recipe", "place")]
-    added = [_option(name, kind | None, None, text) for name, (kind, text) in RECIPE_OPTIONS.items()] + [
-        _option(name, kind, default, text) for name, (kind, default, text) in PLACE_OPTIONS.items()
-    ]
-
-    def called(**given: Any) -> None:
-        with helpful(GO_ON):
-            recipe = {name: given.pop(name) for name in RECIPE_OPTIONS}
-            place = {name: given.pop(name) for name in PLACE_OPTIONS}
-            command(**given, recipe=recipe, place=place)
-
-    called.__name__, called.__doc__ = command.__name__, command.__doc__
-    parameters = [*own, *added]
-    called.__signature__ = inspect.Signature(parameters)
-    called.__annotations__ = {p.name: p.annotation for p in parameters}
-    return called
+Method = Annotated[str, typer.Option(help="What to train with: sam:rho=0.1. `steppe list methods` lists all.")]
+Seed = Annotated[int, typer.Option(help="Seed of the first weights, the batches and every other random draw.")]
+Seeds = Annotated[int, typer.Option(help="How many seeds, from 0.")]
+Out = Annotated[Path, typer.Option(help="The folder for records and the report.")]
+Jobs = Annotated[int | None, typer.Option(help="Processes at a time. On a CPU by default one per core.")]
+Together = Annotated[
+    int | None,
+    typer.Option(help="Runs at a time in one process. By default 5 for a small net on a GPU, else 1."),
+]
+Checkpoints = Annotated[list[Path], typer.Argument(help="Checkpoints, each with a state dict of the model.")]
 
 
-def _option(name: str, kind: Any, default: Any, text: str) -> inspect.Parameter:
+def takes(**tables: Table) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of tables. It gets each table's values as one dict, under the table's name.
+
+    @takes(recipe=RECIPE, place=PLACE)
+    def command(recipe: Any, place: Any, seed: Seed = 0) -> None: ...
+    """
+
+    def give(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.name not in tables]
+        added = [_parameter(name, *row) for table in tables.values() for name, row in table.items()]
+        parameters = [*own, *added]
+
+        def called(**given: Any) -> None:
+            grouped = {key: {name: given.pop(name) for name in table} for key, table in tables.items()}
+            command(**given, **grouped)
+
+        called.__name__, called.__doc__ = command.__name__, command.__doc__
+        called.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+        called.__annotations__ = {p.name: p.annotation for p in parameters}
+        return called
+
+    return give
+
+
+def _parameter(name: str, kind: Any, default: Any, text: str) -> inspect.Parameter:
     keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, typer.Option(help=text)])
-
-
-def make_recipe(given: dict[str, Any], compiled: bool = False) -> Recipe:
-    """The recipe of the command line: what was given, and what is sensible for the rest."""
-    from ..lab.recipe.recipe import Recipe, read_settings, suggested, suggested_model
-
-    given = {name: value for name, value in given.items() if value is not None}
-    data = _data_name(given.get("data", "digits"))
-    model = given.get("model") or suggested_model(data)
-    if "augment" in given:
-        given["augmentation"] = given.pop("augment")
-    if "model_settings" in given:
-        given["model_settings"] = read_settings([given["model_settings"]], "--model-settings")
-    defaults = suggested(data, model)
-    if given.get("base", defaults["base"]) != defaults["base"]:
-        defaults |= _own_defaults(given["base"])
-    return Recipe.of({**defaults, **given, "data": data, "model": model, "compile": compiled})
-
-
-def command_for(recipe: Recipe) -> str:
-    """The `steppe train` command that trains a recipe on all its training data."""
-    from ..lab.recipe.recipe import Recipe, suggested
-
-    words = ["steppe", "train", "--data", recipe.data, "--model", recipe.model, "--method", recipe.method]
-    usual = {**Recipe().as_dict(), **suggested(recipe.data, recipe.model)}
-    if recipe.base != usual["base"]:
-        usual |= _own_defaults(recipe.base)
-    for option in (name for name in RECIPE_OPTIONS if name not in ("data", "model")):
-        name = "augmentation" if option == "augment" else option
-        value = recipe.as_dict()[name]
-        if value != usual[name]:
-            text = ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
-            words += [f"--{option.replace('_', '-')}", str(text)]
-    return shlex.join([*words, *(["--compile"] if recipe.compile else []), "--seed", str(recipe.seed)])
-
-
-def _own_defaults(base: str) -> dict[str, float]:
-    """Another optimizer than the usual one needs its own learning rate."""
-    return {"lr": 0.1, "momentum": 0.9} if base == "sgd" else {"lr": 1e-3, "momentum": 0.0}
-
-
-def _data_name(name: str) -> str:
-    """The name as it is listed: cifar10 is cifar-10."""
-    from ..lab.data import data_names
-
-    alike = {listing.name.replace("-", ""): listing.name for listing in data_names()}
-    set_, colon, part = name.partition(":")
-    return alike.get(set_.lower().replace("-", ""), set_) + colon + part
-
-
-def make_place(given: dict[str, Any], recipe: Recipe, out: Path) -> Place:
-    """Where to train; looked at before anything long begins."""
-
-    from ..lab.data import load
-    from ..lab.runner.local import Place, logger_maker
-    from ..lab.training.batches import data_for
-    from ..lab.training.measuring import Measuring
-
-    device = given["device"]
-    require_device(device)
-    if given["threads"] < 1:
-        raise UserError(f"--threads must be at least 1, not {given['threads']}")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be made: {one_line(error)}") from None
-    if "" not in sys.path and "." not in sys.path:
-        sys.path.insert(0, "")  # as python -m does: modules in the folder that the command is run from
-    if given["download"]:
-        load(recipe.data, given["data_dir"], download=True)
-    data = data_for(recipe, given["data_dir"])
-    _try_model(recipe, data)
-    logger_maker(given["log"])
-    return Place(
-        out, device, given["data_dir"], given["threads"], log=given["log"], keep_weights=given["keep_weights"],
-        measuring=Measuring() if given["curvature"] else None,
-    )  # fmt: skip
-
-
-def _try_model(recipe: Recipe, data: Any) -> None:
-    """One small batch through the model, so that what does not fit is said at once and in one line."""
-    import torch
-
-    from ..lab.models import build
-    from ..lab.training.base_optimizers import make_base
-    from ..lab.training.batches import Batches
-    from ..support.errors import describe
-
-    model = build(recipe.model, data.input_shape, data.classes, **dict(recipe.model_settings))
-    make_base(recipe, model.parameters())
-    batches = Batches(recipe, data, False, torch.device("cpu"), 0, 1)
-    inputs, _, _ = next(batches.of_epoch(1))
-    try:
-        with torch.no_grad():
-            answer = model.train().to(batches.dtype)(inputs[:2])
-    except Exception as error:
-        raise UserError(f"model {recipe.model} does not fit data {recipe.data}: {describe(error)}") from None
-    count = min(recipe.batch, 2)
-    if tuple(answer.shape) != (count, data.classes):
-        given = "1 input" if count == 1 else "2 inputs"
-        raise UserError(f"model {recipe.model} gives {tuple(answer.shape)} for {given}, not ({count}, {data.classes})")
-
-
-def at_once(recipe: Any, device: str) -> int:
-    """How many runs one process trains in turns: small nets leave room for each other on a GPU."""
-    from ..lab.recipe.recipe import SMALL_MODELS
-
-    return 5 if device.startswith("cuda") and recipe.model in SMALL_MODELS else 1
-
-
-def how_many_jobs(jobs: int | None, device: str) -> int:
-    """Processes at a time."""
-    if jobs is None:
-        return len(os.sched_getaffinity(0)) if device == "cpu" and hasattr(os, "sched_getaffinity") else 1
-    if jobs < 1:
-        raise UserError(f"--jobs must be at least 1, not {jobs}")
-    return jobs
+    value = inspect.Parameter.empty if default is ... else default
+    return inspect.Parameter(name, keyword, default=value, annotation=Annotated[kind, typer.Option(help=text)])

@@ -1,26 +1,43 @@
-"""What `steppe measure` had found when it was stopped, kept beside its output until it is done."""
+"""Results of an interrupted `steppe measure`, kept beside its output until the measurement is complete."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 
 from ..curvature import checkpoints
 from ..curvature.density import LogDet, Spectrum
 from ..curvature.eigen import Eigenvalues
 from ..curvature.estimates import Estimate
+from ..curvature.objective import Objective
+from .errors import say
+
+
+def partial_results(out: Path, path: Path, objective: Objective, asked: dict[str, Any], resume: bool) -> Partial:
+    """The results of an earlier command that asked the same of the same weights, model and data; else none yet."""
+    loss = f"{float(objective.loss()):.5g}"
+    of = {"weights": digest(path), "loss": loss, "asked": {k: str(v) for k, v in sorted(asked.items())}}
+    one = hashlib.sha256(json.dumps(of).encode()).hexdigest()  # another question has another folder
+    folder = out / ".partial" / one[:16]
+    if not resume:
+        shutil.rmtree(folder, ignore_errors=True)
+    partial = Partial(folder, of)
+    if partial.resumed:
+        typer.echo(f"  going on: {', '.join(partial.resumed)} were found before", err=True)
+    return partial
 
 
 class Partial:
-    """The finished measures of one model, and files for the one that is under way.
+    """The finished measures of one model, and files for the measure that is under way.
 
-    Results of another measurement, or that cannot be read, are left out with a warning.
+    Results of another measurement, and files that cannot be read, are deleted; the user is told.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]):
@@ -29,18 +46,19 @@ class Partial:
         state = _read(folder / "finished.pt")
         if state is None or state.get("of") != identity:
             if state is not None or (folder / "finished.pt").exists():
-                _warn(folder, "belong to another measurement" if state else "cannot be read")
+                why = "belong to another measurement" if state else "cannot be read"
+                say(f"the partial results in {folder} {why}: starting over")
             shutil.rmtree(folder, ignore_errors=True)
             self._save()
         else:
             self._done = state["done"]
         for path in folder.glob("*"):
-            if path.suffix == ".part" or _read(path) is None:  # killed while writing, or something else's
+            if path.suffix == ".part" or _read(path) is None:  # written by a process that was killed, or not ours
                 path.unlink()
 
     @property
     def resumed(self) -> list[str]:
-        """What need not be measured again."""
+        """The measures that are finished."""
         return list(self._done)
 
     def file(self, name: str) -> Path:
@@ -55,7 +73,7 @@ class Partial:
         return self._done[name]
 
     def remove(self) -> None:
-        """All is done and written elsewhere."""
+        """Delete the files: all results are written elsewhere."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _save(self) -> None:
@@ -63,7 +81,7 @@ class Partial:
 
 
 def digest(path: Path) -> str:
-    """Tells files apart by what is in them."""
+    """A digest of a file's content."""
     found = hashlib.sha256()
     with open(path, "rb") as file:
         while piece := file.read(1 << 20):
@@ -77,10 +95,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         with torch.serialization.safe_globals([Eigenvalues, Estimate, LogDet, Spectrum]):
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # torn, or not ours: whatever it is, it is of no use here
+    except Exception:  # cut short, or not ours: of no use here
         return None
     return state if isinstance(state, dict) and "of" in state else None
-
-
-def _warn(folder: Path, why: str) -> None:
-    warnings.warn(f"the partial results in {folder} {why}: starting over", stacklevel=3)

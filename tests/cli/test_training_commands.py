@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -31,7 +32,8 @@ def run(*args: str):
 WRONG = {
     "compare --epochs ten": "Invalid value for '--epochs'",
     "compare --epochs 0": "epochs must be a whole number, at least 1, not 0",
-    "compare --seeds 0": "--seeds and --together must be at least 1",
+    "compare --seeds 0": "--seeds must be at least 1, not 0",
+    "compare --together 0": "--together must be at least 1, not 0",
     "compare --lr -1": "lr must be a finite number, not negative, not -1.0",
     "compare --lr nan": "lr must be a finite number, not negative, not nan",
     "compare --sheeds 3": "No such option: --sheeds",
@@ -338,7 +340,8 @@ def test_batches_of_one():
 
 
 def test_a_recipe_becomes_the_command_that_trains_it():
-    from steppe.cli.options import RECIPE_OPTIONS, command_for, make_recipe
+    from steppe.cli.options import RECIPE
+    from steppe.cli.prepare import command_for, make_recipe
     from steppe.lab.recipe.recipe import Recipe, suggested
 
     for recipe in (
@@ -348,9 +351,9 @@ def test_a_recipe_becomes_the_command_that_trains_it():
     ):
         words = shlex.split(command_for(recipe))
         named = dict(zip(words[2::2], words[3::2], strict=False))
-        given = {name: named.get(f"--{name.replace('_', '-')}") for name in RECIPE_OPTIONS}
-        for name, (kind, _) in RECIPE_OPTIONS.items():
-            given[name] = None if given[name] is None else kind(given[name])
+        given = {name: named.get(f"--{name.replace('_', '-')}") for name in RECIPE}
+        for name, (kind, _, _) in RECIPE.items():
+            given[name] = None if given[name] is None else get_args(kind)[0](given[name])
         words = [word for word in words if word != "--compile"]
         named = dict(zip(words[2::2], words[3::2], strict=True))
         found = replace(make_recipe(given, recipe.compile), method=named["--method"], seed=int(named["--seed"]))

@@ -1,7 +1,7 @@
 """`steppe doctor`: what works on this machine, one line each.
 
-What can be tried is tried: a step in half precision, a captured step, a traced function, every optional package's
-import. Imports happen in a process of their own, so that one that crashes is a line too.
+Everything is tried, not looked up: a step in half precision, a captured step, a compiled function, the import of every
+optional package. Imports run in another process, so that one that crashes gives a line too.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Literal
 
 import torch
+import typer
 from torch import nn
 
-from .. import SAM, SharpnessAware, __version__, capture
-from ..support.devices import best_device
-
-if TYPE_CHECKING:
-    import typer
+from ... import SAM, SharpnessAware, __version__, capture
+from ...support.devices import best_device
 
 State = Literal["ok", "no", "broken"]
 SECONDS = 120  # for the imports of all packages together
@@ -34,7 +32,7 @@ SECONDS = 120  # for the imports of all packages together
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: "ok" works, "no" is not here and may be had, "broken" is here and fails."""
+    """One line of the report: "ok" works, "no" is not available here, "broken" is installed and fails."""
 
     name: str
     state: State
@@ -42,7 +40,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Everything that is worth knowing, as it is found. A check that fails is a finding too."""
+    """All findings, one check after another. A check that fails is a finding too."""
     for name, check in CHECKS.items():
         try:
             yield from check()
@@ -74,9 +72,9 @@ def _devices() -> Iterator[Finding]:
             size = f"{about.total_memory / 2**30:.0f} GiB, compute capability {about.major}.{about.minor}"
             yield Finding(f"CUDA device {i}", "ok", f"{about.name}, {size}")
     elif torch.version.cuda is None and torch.version.hip is None:
-        yield Finding("CUDA", "no", "this torch is built without it; everything but captured steps works on the CPU")
+        yield Finding("CUDA", "no", "this torch is built without CUDA; everything but captured steps works on the CPU")
     else:
-        yield Finding("CUDA", "no", "torch has it, but there is no device, or no driver for it")
+        yield Finding("CUDA", "no", "torch is built with CUDA, but there is no device, or no driver for it")
     if torch.backends.mps.is_available():
         yield Finding("MPS device", "ok", "Apple GPU")
 
@@ -97,7 +95,7 @@ def _half_precision() -> Iterator[Finding]:
 
 
 def _step_in(dtype: torch.dtype, device: str) -> bool:
-    """Take one step of SAM in half precision, as the documentation says to; whether it was taken."""
+    """Take one step of SAM in half precision, as the documentation shows; return whether it was taken, not skipped."""
     model, x, y = _problem(device)
     opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), SAM(), model=model)
     scaler = torch.amp.GradScaler(device, init_scale=8.0)
@@ -135,7 +133,7 @@ def _distributed() -> Iterator[Finding]:
     if found:
         yield Finding("distributed", "ok", f"backends: {', '.join(found)}; DDP and FSDP2 are supported")
     else:
-        yield Finding("distributed", "no", "there is no backend")
+        yield Finding("distributed", "no", "torch.distributed has no backend here")
 
 
 def _compile() -> Iterator[Finding]:
@@ -153,13 +151,13 @@ def _compile() -> Iterator[Finding]:
 
 # Optional packages
 
-_FOR_DEVELOPERS = ("test", "docs", "benchmarks")  # extras that nobody needs to use steppe
-_MODULES = {"scikit-learn": "sklearn", "pillow": "PIL"}  # where the package is not imported by its own name
+_FOR_DEVELOPERS = ("test", "docs", "benchmarks")  # extras that only steppe's developers need
+_MODULES = {"scikit-learn": "sklearn", "pillow": "PIL"}  # packages whose module has another name
 _REQUIREMENT = re.compile(r"""([\w.-]+).*;.*\bextra == ["']([\w-]+)["']""")
 
 
 def optional_packages() -> dict[str, str]:
-    """The packages that extras of steppe install, each with its smallest extra, as the installed steppe declares."""
+    """The packages that steppe's extras install, each with the smallest extra that installs it."""
     extras: dict[str, list[str]] = {}
     for line in metadata.requires("steppe") or []:
         found = _REQUIREMENT.match(line)
@@ -174,13 +172,15 @@ def _packages() -> Iterator[Finding]:
     try:
         wanted = optional_packages()
     except metadata.PackageNotFoundError:
-        yield Finding("extras", "no", "steppe runs from its source here, so its extras are not known: pip install -e .")
+        yield Finding("extras", "no", "steppe is not installed, so its extras are not known: pip install -e .")
         return
     answers = try_imports([module_of(package) for package in wanted])
     for package, extra in wanted.items():
         version, error = _version(package), answers[module_of(package)]
         if error == _NOT_TRIED:
-            yield Finding(package, "ok", f"{version or 'found'}; its import was not tried, for it needs torchvision")
+            yield Finding(
+                package, "ok", f"{version or 'found'}; its import was not tried, because it needs torchvision"
+            )
         elif error == _MISSING:
             yield Finding(package, "no", f'pip install "steppe[{extra}]"')
         elif error:
@@ -190,7 +190,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def module_of(package: str) -> str:
-    """The module a package is imported by."""
+    """The module of a package."""
     return _MODULES.get(package, package.replace("-", "_"))
 
 
@@ -203,7 +203,7 @@ def _version(package: str) -> str | None:
 
 _MISSING, _NOT_TRIED = "missing", "not tried"
 _MARK = "steppe doctor: "
-# torchvision must not be loaded: one that does not fit torch crashes on import.
+# torchvision is not imported: a build that does not fit torch crashes.
 _IMPORTS = f"""
 import importlib, json, sys
 sys.modules["torchvision"] = None
@@ -223,7 +223,7 @@ for name in sys.argv[1:]:
 
 
 def try_imports(modules: Sequence[str], seconds: float = SECONDS) -> dict[str, str]:
-    """Import modules in another process: "" for each that works, else the error's first line, or what it did."""
+    """Import modules in another process: "" for each that works, else the error's first line, or how it ended."""
     answers: dict[str, str] = {}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     while waiting := [module for module in modules if module not in answers]:
@@ -241,7 +241,7 @@ def try_imports(modules: Sequence[str], seconds: float = SECONDS) -> dict[str, s
         answers.update(json.loads(line) for line in lines)
         left = [module for module in waiting if module not in answers]
         if left:
-            answers[left[0]] = end  # it was this one's turn; the rest get another process
+            answers[left[0]] = end  # this one was being imported; the rest get another process
     return answers
 
 
@@ -249,7 +249,7 @@ def try_imports(modules: Sequence[str], seconds: float = SECONDS) -> dict[str, s
 
 
 def _data() -> Iterator[Finding]:
-    from ..lab.data import data_names, data_root
+    from ...lab.data import data_names, data_root
 
     where, given = data_root(), os.environ.get("STEPPE_DATA")
     source = "from STEPPE_DATA" if given else "STEPPE_DATA is not set"
@@ -261,7 +261,7 @@ def _data() -> Iterator[Finding]:
             yield Finding(f"data {listing.name}", "ok", listing.about)
     missing = [listing.name for listing in listings if not listing.found]
     if missing:
-        yield Finding("other data", "no", f"{', '.join(missing)}; with --download they are fetched where they may be")
+        yield Finding("other data", "no", f"{', '.join(missing)}; --download fetches those that may be downloaded")
 
 
 CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {
@@ -284,7 +284,7 @@ _MARKS = {"ok": "✓", "no": "–", "broken": "✗"}
 
 
 def line_for(finding: Finding, encoding: str | None = "utf-8") -> tuple[str, str]:
-    """The mark with its word, and the rest of the line. The word says all that the colour does."""
+    """The mark with its word, and the rest of the line. The word says the same as the colour."""
     mark = _MARKS[finding.state]
     try:
         mark.encode(encoding or "ascii")
@@ -293,24 +293,17 @@ def line_for(finding: Finding, encoding: str | None = "utf-8") -> tuple[str, str
     return f"{mark} {finding.state:<6}", f"{finding.name:<18} {finding.text}"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an app."""
-    import typer
-
-    from .errors import OneLine
-
-    as_json: Any = typer.Option(False, "--json", help="Print JSON, for programs and bug reports.")
-
-    @app.command(cls=OneLine)
-    def doctor(json_: bool = as_json) -> None:
-        """Say what works on this machine: torch, devices, precisions, optional packages, data."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch, about devices that it tried
-            if json_:
-                found = [asdict(finding) for finding in examine()]
-                typer.echo(json.dumps({"steppe": __version__, "findings": found}, indent=1))
-                return
-            typer.echo(f"steppe {__version__}")
-            for finding in examine():
-                mark, rest = line_for(finding, sys.stdout.encoding)
-                typer.echo(f"{typer.style(mark, fg=_COLOURS[finding.state])} {rest}")
+def command(
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON, for programs and bug reports.")] = False,
+) -> None:
+    """Report what works on this machine: torch, devices, precisions, optional packages, data."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, about devices that it tried
+        if json_:
+            found = [asdict(finding) for finding in examine()]
+            typer.echo(json.dumps({"steppe": __version__, "findings": found}, indent=1))
+            return
+        typer.echo(f"steppe {__version__}")
+        for finding in examine():
+            mark, rest = line_for(finding, sys.stdout.encoding)
+            typer.echo(f"{typer.style(mark, fg=_COLOURS[finding.state])} {rest}")

@@ -1,0 +1,1 @@
+"""One file a command: its function `command` is the command of that name."""

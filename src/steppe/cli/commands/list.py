@@ -1,0 +1,29 @@
+"""`steppe list`: what can be trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...support.errors import unknown
+from ..tables import show_data, show_experiments, show_methods, show_models
+
+
+def command(
+    what: Annotated[str, typer.Argument(help="data, models, methods or recipes.")],
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
+) -> None:
+    """List what can be trained: data sets, models, methods, and the papers' tables as recipes."""
+    from ...papers.run import Results
+
+    shown = {
+        "data": lambda: show_data(data_dir),
+        "models": show_models,
+        "methods": show_methods,
+        "recipes": lambda: show_experiments(Results.read()),
+    }
+    if what not in shown:
+        raise unknown("list of", what, shown)
+    shown[what]()

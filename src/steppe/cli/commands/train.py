@@ -1,0 +1,56 @@
+"""`steppe train`: one run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import resumable, say
+from ..options import PLACE, RECIPE, Method, Out, Seed, takes
+from ..prepare import make_place, make_recipe
+
+
+@takes(recipe=RECIPE, place=PLACE)
+def command(
+    recipe: Any,
+    place: Any,
+    method: Method = "plain",
+    seed: Seed = 0,
+    distributed: Annotated[str, typer.Option(help="ddp or fsdp2, under torchrun.")] = "",
+    out: Out = Path("runs"),
+) -> None:
+    """Train one model once. Under torchrun, on several processes."""
+    from ...lab.runner import comparison
+    from ...lab.runner.local import Job, notes, train_jobs
+    from ...lab.training.ranks import ALONE, join
+    from ..progress import Display
+
+    asked = make_recipe(recipe, place["compile"])
+    one = replace(comparison.with_method(asked, method), seed=seed)
+    ranks = join(distributed, place["device"]) if distributed else ALONE
+    job = Job(one, "base" if one.method == "plain" else "method")
+    where = make_place(place, one, out)
+    for note in [*comparison.notes(asked, [job]), *notes([job], where)] if ranks.first else ():
+        say(note)
+    with resumable(), Display([job], quiet=not ranks.first) as display:
+        record = train_jobs([job], where, display, ranks)[0]
+    if ranks.first:
+        end = record["final"]
+        said = record["verdict"] or f"test accuracy {end['test_accuracy']:.4f}, loss {end['test_loss']:.4f}"
+        typer.echo(f"{record['label']}: {said}, {end['seconds']:.1f} s, {end['gradients']} gradients")
+        typer.echo(f"{'done before:' if display.before else 'wrote'} {out / (record['key'] + '.json')}")
+    if distributed:
+        _leave_group()
+
+
+def _leave_group() -> None:
+    import gc
+
+    import torch.distributed
+
+    gc.collect()  # objects that hold the group, such as DDP's reducer, must be freed before it
+    torch.distributed.barrier()  # no process leaves while others still communicate
+    torch.distributed.destroy_process_group()
