@@ -172,13 +172,14 @@ def _is_private(name: str) -> bool:
 
 
 def _private_attributes(module: str) -> Iterator[str]:
-    """The private attributes that a module gives to objects: in the bodies of classes, and by assignment."""
+    """The private attributes that a module gives to objects: in the bodies of classes, and as `self._x = …`."""
     for node in ast.walk(tree(module)):
         names = []
         if isinstance(node, ast.ClassDef):
             names += [n.name for n in node.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
             names += [n.id for part in node.body for n in _targets(part) if isinstance(n, ast.Name)]
-        names += [n.attr for n in _targets(node) if isinstance(n, ast.Attribute)]
+        own = [n for n in _targets(node) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
+        names += [n.attr for n in own if ast.unparse(n.value) in ("self", "cls")]
         yield from filter(_is_private, names)
 
 
