@@ -19,7 +19,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from .engine import checks
-from .engine.closures import Closures, evaluate, hessian_product
+from .engine.closures import Closures, closures_for, evaluate, hessian_product
 from .engine.groups import Groups
 from .engine.looks import Pass, Products, Surroundings
 from .engine.random_vectors import Draws, seed_of
@@ -163,7 +163,7 @@ class SharpnessAware(Optimizer):
             for look in looks:
                 if first_done and look.index == 0:
                     continue
-                closures = self._closures_for(look, batches)
+                closures = closures_for(look, batches, self.method.name)
                 if look.product is not None:
                     hessian_product(closures, look, space.params, self.model)
                 else:
@@ -171,15 +171,6 @@ class SharpnessAware(Optimizer):
                 if look.index == 0:
                     first_loss = look.loss
         return first_loss
-
-    def _closures_for(self, look: Pass, batches: dict[str, Any]) -> Closures:
-        closures = batches[look.batch]
-        if closures is None:
-            raise RuntimeError(
-                f"{self.method.name} looks at a batch called {look.batch!r}: give step or gradient "
-                f"{look.batch}=, its closure"
-            )
-        return closures if look.sample is None else lambda: closures(look.sample)
 
     def _refuse_leftovers(self, space: Space) -> None:
         if self.under_way.ready is None:  # else a direction that no step used: a GradScaler skipped the step
@@ -251,7 +242,7 @@ class SharpnessAware(Optimizer):
         if not same(self._groups.trainable(), space.params):
             raise RuntimeError("the base optimizer's parameters changed between looking around and step()")
         if "lr" in ctx.wishes:
-            self._set_lr(ctx.wishes["lr"])
+            self._lr_set = self._groups.set_lr(ctx.wishes["lr"])
         self.base.step()
         if "aside" in ctx.wishes:
             with torch.no_grad():
@@ -279,12 +270,6 @@ class SharpnessAware(Optimizer):
         for after in self._optimizer_step_post_hooks.values():
             after(self, args, kwargs)
         return loss
-
-    def _set_lr(self, lr: Tensor) -> None:
-        takes_tensor = all(group.get("fused") or group.get("capturable") for group in self.param_groups)
-        self._lr_set = lr if takes_tensor else float(lr)  # other bases would wait for the device themselves
-        for group in self.param_groups:
-            group["lr"] = self._lr_set
 
     def _make_state(self) -> None:
         """A step with nothing to step on: what distributed checkpointing does, at lr 0, to have state created."""
@@ -334,8 +319,8 @@ class SharpnessAware(Optimizer):
         """After recording: what the step, or its looks alone, left behind in Python."""
         params, ready = self._groups.trainable(), self.under_way.ready
         metrics = self.under_way.recorded_metrics if ready is None else ready.ctx.metrics
-        lrs = [group["lr"] for group in self.param_groups] if "lr" in self.method.needs else None
-        return Outcome(params, [p.grad for p in params], ready, metrics, lrs)
+        lr = self.param_groups[0]["lr"] if "lr" in self.method.needs else None
+        return Outcome(params, [p.grad for p in params], ready, metrics, lr)
 
     def replayed(self, outcome: Outcome, metrics: dict[str, Any]) -> None:
         """After the device has replayed a recorded step: be as if it had run here, with these metrics."""
@@ -345,10 +330,8 @@ class SharpnessAware(Optimizer):
             ready = outcome.ready
             self.under_way.resume(replace(ready, ctx=replace(ready.ctx, metrics=metrics)))
             return
-        if outcome.lrs is not None:
-            self._lr_set = outcome.lrs[0]
-            for group, lr in zip(self.param_groups, outcome.lrs, strict=True):
-                group["lr"] = lr
+        if outcome.lr is not None:
+            self._lr_set = self._groups.set_lr(outcome.lr)
         self._count(metrics)
 
     # Checkpoints

@@ -74,6 +74,16 @@ def hessian_product(closures: Closures, look: Pass, params: Sequence[Tensor], mo
     look.product = type(look.product)(Vector(total.tensors, vector.space), look.product.at, look.product.seen)
 
 
+def closures_for(look: Pass, batches: dict[str, Any], method: str) -> Closures:
+    """The closures of the batch that a look is wanted on."""
+    closures = batches[look.batch]
+    if closures is None:
+        raise RuntimeError(
+            f"{method} looks at a batch called {look.batch!r}: give step or gradient {look.batch}=, its closure"
+        )
+    return closures if look.sample is None else lambda: closures(look.sample)
+
+
 def _as_list(closures: Closures) -> list[Closure]:
     if callable(closures):
         return [closures]

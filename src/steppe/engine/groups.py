@@ -50,6 +50,14 @@ class Groups:
         """A step was taken."""
         self._base.param_groups[0][STEP] = self.steps + 1
 
+    def set_lr(self, lr: Any) -> Any:
+        """Set the learning rate of all groups: to a tensor where the base takes one, else to a number."""
+        takes_tensor = all(group.get("fused") or group.get("capturable") for group in self)
+        lr = lr if takes_tensor else float(lr)  # other bases would wait for the device themselves
+        for group in self:
+            group["lr"] = lr
+        return lr
+
     def add(self, group: dict[str, Any]) -> dict[str, Any]:
         """Add a group to the base, if it is a good one; returns it as the base keeps it."""
         self._base.add_param_group(group)

@@ -123,6 +123,7 @@ class LookRunner:
             return end.value
         except Abandoned:
             self._clear_gradients()
+            self._isolation.after_last_look()
             raise
         except BaseException:  # also GeneratorExit: the loop around `passes` was left early
             self._clear_gradients()

@@ -46,7 +46,7 @@ class Outcome:
     grads: list[Tensor | None]
     ready: Ready | None  # None if the base's step was recorded with the looks
     metrics: dict[str, Any]
-    lrs: list[Any] | None  # if the method sets the learning rate
+    lr: Any  # if the method sets the learning rate
 
 
 class Step:
