@@ -139,7 +139,7 @@ def _after(uses: dict[str, set[str]], start: str) -> set[str]:
     reached: set[str] = set()
     ahead = [start]
     while ahead:
-        for other in uses[ahead.pop()] - reached:
+        for other in uses.get(ahead.pop(), set()) - reached:
             reached.add(other)
             ahead.append(other)
     return reached

@@ -9,7 +9,7 @@ from . import inline
 from .architecture import ROOMS, imports, modules, room_of
 
 WIDTH, ROW, BOX, HIGH = 640, 76, 124, 40
-COLUMNS = {"engine": 0.45, "integrations": 0.55, "curvature": 0.85}  # so that no arrow runs behind a box; others: 0.26
+COLUMNS = {"engine": 0.5, "integrations": 0.55, "curvature": 0.85}  # so that no arrow crosses a box; others: 0.26
 
 
 def arrows() -> dict[tuple[str, str], int]:
@@ -54,9 +54,7 @@ def svg() -> str:
     count = {room: sum(room_of(module) == room for module in modules()) for room in ROOMS}
     parts = []
     for user, used in direct(arrows()):
-        (x, y), (u, v) = at[user], at[used]
-        start, end = y + HIGH / 2, v - HIGH / 2 - 5
-        curve = f"M{x:.0f} {start:.0f}C{x:.0f} {start + 30:.0f} {u:.0f} {end - 30:.0f} {u:.0f} {end:.0f}"
+        curve = _curve(at[user], at[used])
         parts.append(
             f"<path d='{curve}' fill='none' "
             "stroke='currentColor' stroke-opacity='0.55' stroke-width='1.3' marker-end='url(#map-tip)'/>"
@@ -79,6 +77,17 @@ def svg() -> str:
         f"aria-label='The rooms of steppe and what each imports' font-size='13' fill='currentColor'>"
         f"{tip}{''.join(parts)}</svg>"
     )
+
+
+def _curve(user: tuple[float, float], used: tuple[float, float]) -> str:
+    """From box to box: straight down, or around the boxes between, out of one's side or into the other's."""
+    (x, y), (u, v) = user, used
+    bottom, top = y + HIGH / 2, v - HIGH / 2 - 5
+    if x == u:
+        return f"M{x:.0f} {bottom:.0f}V{top:.0f}"
+    if x < u:
+        return f"M{x + BOX / 2:.0f} {y:.0f}Q{u:.0f} {y:.0f} {u:.0f} {top:.0f}"
+    return f"M{x:.0f} {bottom:.0f}Q{x:.0f} {v:.0f} {u + BOX / 2 + 5:.0f} {v:.0f}"
 
 
 def markdown() -> str:
