@@ -1,11 +1,25 @@
-"""Which files' examples cannot run here: integrations whose trainer is not installed."""
+"""Shared by all tests and by the examples in docstrings."""
 
 import importlib.util
 
+import pytest
+
 TRAINERS = ("accelerate", "lightning", "timm", "transformers")
 
+# Integrations whose trainer is not installed: their examples cannot run.
 collect_ignore = [
     f"src/steppe/integrations/{file}.py"
     for file, package in [*((name, name) for name in TRAINERS), ("fabric", "lightning")]
     if importlib.util.find_spec(package) is None
 ]
+
+
+@pytest.fixture(autouse=True)
+def _same_methods():
+    """A method that a test makes is unknown to the next one, which may make another of the same name."""
+    from steppe import Method
+
+    known = dict(Method.registry)
+    yield
+    Method.registry.clear()
+    Method.registry.update(known)

@@ -17,14 +17,6 @@ from steppe.methods import registry
 RESERVED = ["at", "cost", "name", "phase", "looks", "memory", "needs", "copies", "variants", "paper", "aliases"]
 
 
-@pytest.fixture(autouse=True)
-def _same_registry():
-    known = dict(Method.registry)
-    yield
-    Method.registry.clear()
-    Method.registry.update(known)
-
-
 @pytest.mark.parametrize("name", RESERVED)
 def test_a_field_must_not_hide_an_attribute_of_method(name):
     with pytest.raises(TypeError, match=f"cannot be called '{name}'"):
