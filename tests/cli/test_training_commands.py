@@ -260,7 +260,7 @@ def test_records_edited_by_hand():
         second.write_text(json.dumps({**results[1], **damage}))
         result = run(*options, "--no-curvature")
         assert result.exit_code == 0, result.output + repr(result.exception)
-        assert f"steppe: {second} is without results: the run is trained again\n" in result.stderr
+        assert f"steppe: {second} has no results: the run is trained again\n" in result.stderr
         assert "1 of 2 runs were done before" in result.stderr
         for path, before in zip((first, second), results, strict=True):
             now = json.loads(path.read_text())

@@ -1,1 +1,1 @@
-"""The lab: data, models, recipes, one training loop, records, statistics, reports. The core never imports it."""
+"""The lab: data, models, recipes, one training loop, records, statistics, reports. The core does not import it."""

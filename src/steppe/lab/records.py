@@ -161,7 +161,7 @@ def seed_of(record: Mapping[str, Any]) -> Any:
 
 
 def value_of(record: Mapping[str, Any], metric: str) -> float | None:
-    """A number of the end of training, or of the curvature there; None where it is missing or not finite."""
+    """A final number of training or curvature; None if it is missing or not finite."""
     final = record.get("final") or {}
     if metric in final:
         return number(final[metric])
@@ -170,14 +170,14 @@ def value_of(record: Mapping[str, Any], metric: str) -> float | None:
 
 
 def metrics_of(record: Mapping[str, Any]) -> list[str]:
-    """The names that `value_of` knows in a record: numbers, also those that are not finite."""
+    """The names for which a record has a number, finite or not."""
     final, curvature = record.get("final") or {}, record.get("curvature") or {}
     measured = [name for name, found in curvature.items() if not isinstance(found, Mapping) or "value" in found]
     return [*final, *measured]
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None: records write what is not finite as null or as text."""
+    """A finite number, or None: records have null or text for numbers that are not finite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
@@ -207,6 +207,7 @@ def finite(value: Any) -> Any:
 
 def read_record(path: Path) -> Record | None:
     """The record in a file, or None and a warning."""
+    record: Any = None
     try:
         record = json.loads(path.read_text("utf-8"))
         problem = _problem(record)
@@ -215,7 +216,8 @@ def read_record(path: Path) -> Record | None:
     if problem:
         warnings.warn(f"{path} is not a record and is skipped: {problem}", RecordWarning, stacklevel=2)
         return None
-    return {**record, "recipe": filled(record["recipe"])}
+    record["recipe"] = filled(record["recipe"])
+    return record
 
 
 def _problem(record: Any) -> str:

@@ -1,9 +1,10 @@
-"""What runs with several seeds say: means, intervals, paired differences, and words that claim no more than they may.
+"""Statistics of runs with several seeds: means, intervals, paired differences, and verdicts in words.
 
-A *group* is all runs of one recipe, the seed apart; a *problem* is what was to be learned (data and model). Inside a
-problem every group is compared with the base seed by seed: the same seed means the same first weights and the same
-batches, so the difference within a seed says more than the two means. Intervals are 95 % t intervals. Words go by the
-t test of the paired differences, with Holm's correction over all methods of the problem.
+A *group* is all runs of one recipe, which differ only in the seed; a *problem* is the task (data and model). Within a
+problem every group is compared with the base, seed by seed: the same seed means the same initial weights and the same
+batches, so the differences within a seed have less variance than the difference of the means. Intervals are 95 % t
+intervals. Verdicts are based on the t test of the paired differences, with Holm's correction over all methods of the
+problem.
 
 >>> mean_of([1.0, 2.0, 3.0])
 Mean(n=3, value=2.0, error=0.577..., low=-0.484..., high=4.484...)
@@ -24,15 +25,15 @@ from ..support.student import t_quantile
 from .records import number, seed_of, value_of
 
 CONFIDENCE = 0.95
-FEWEST = 3  # pairs below which no verdict is given
-EQUAL = 0.05  # gradient counts closer than this share are "the same cost"
+FEWEST = 3  # fewest pairs for a verdict
+EQUAL = 0.05  # relative difference of gradient counts up to which two costs are equal
 _METHOD = ("method", "auxiliary")
 _LENGTH = ("epochs", "schedule", "warmup")
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean of n values; without a spread (one value, or all the same) there is no interval."""
+    """A mean of n values. Without a spread (one value, or all equal) there is no interval."""
 
     n: int
     value: float
@@ -43,33 +44,33 @@ class Mean:
 
 @dataclass(frozen=True)
 class Difference:
-    """Paired differences, this group minus another; `adjusted` is p after Holm's correction."""
+    """Paired differences, this group minus another. `adjusted` is p after Holm's correction."""
 
     against: str
     mean: Mean
     p: float
     adjusted: float = 1.0
     verdict: str = ""
-    family: int = 1  # comparisons that Holm's correction counted
+    family: int = 1  # number of comparisons in Holm's correction
 
     @property
     def n(self) -> int:
-        """Seeds that both have."""
+        """The number of seeds that both groups have."""
         return self.mean.n
 
 
 @dataclass
 class Group:
-    """The runs of one recipe, the seed apart."""
+    """The runs of one recipe, with different seeds."""
 
     label: str
     role: str
     recipe: dict[str, Any]  # without the seed
-    records: list[dict[str, Any]] = field(default_factory=list)
+    records: list[Any] = field(default_factory=list)  # of runs, or the lines of a paper's results
 
     @property
     def problem(self) -> str:
-        """What was learned, as text."""
+        """The problem as text."""
         return problem_of(self.recipe)
 
     def finished(self, metric: str) -> dict[Any, float]:
@@ -78,18 +79,18 @@ class Group:
         return {seed: value for seed, value in found.items() if value is not None}
 
     @property
-    def done(self) -> list[dict[str, Any]]:
-        """The runs that finished with a finite loss or accuracy."""
+    def done(self) -> list[Any]:
+        """The finished runs with a finite loss or accuracy."""
         return [r for r in self.records if r.get("status") == "done" and not _lost(r)]
 
     @property
-    def diverged(self) -> list[dict[str, Any]]:
-        """The runs that came to nothing."""
+    def diverged(self) -> list[Any]:
+        """The runs that diverged, or finished without a finite result."""
         return [r for r in self.records if r.get("status") == "diverged" or (r.get("status") == "done" and _lost(r))]
 
     @property
     def unfinished(self) -> int:
-        """Runs that have not ended."""
+        """The number of runs that have not ended."""
         return len(self.records) - len(self.done) - len(self.diverged)
 
     def mean(self, metric: str) -> Mean | None:
@@ -100,7 +101,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what a group reached, at what cost, and how it compares."""
+    """One row of the table: a group's result, its cost, and how it compares with the base."""
 
     label: str
     role: str
@@ -111,22 +112,22 @@ class Row:
     mean: Mean | None
     gradients: float | None
     seconds: Mean | None
-    cost: float | None  # gradient evaluations, in those of the base
-    time: float | None  # seconds, in those of the base
+    cost: float | None  # gradient evaluations relative to the base
+    time: float | None  # seconds relative to the base
     difference: Difference | None
     equal_cost: Difference | None
     verdict: str
-    reasons: tuple[str, ...]  # what the diverged runs said
+    reasons: tuple[str, ...]  # why runs diverged
     group: Group = field(repr=False, compare=False)
 
 
 def summarise(
     records: Iterable[Any], metric: str = "test_accuracy", base: str | None = None, *, confidence: float = CONFIDENCE
 ) -> list[Row]:
-    """One row a group: the base first, then the base trained longer, then the methods, best mean first.
+    """One row per group: the base first, then the base trained longer, then the methods by mean, best first.
 
-    `base` names the group to compare with by its label; without it, it is the one whose role is "base". A run that
-    diverged has no value: it is counted, named in the row, and a group with such runs is never called better.
+    `base` is the label of the group to compare with; by default it is the group with the role "base". A diverged run
+    has no value: the row counts it, and a group with diverged runs is never called better.
     """
     rows = []
     groups = group_records(records)
@@ -165,7 +166,7 @@ def _rows(groups: list[Group], metric: str, base: str | None, confidence: float)
             group=group,
         )
         rows.append(row)
-    # Three questions, three families: what methods gain, what training longer gains, what methods gain at equal cost.
+    # Three families of comparisons: methods, training longer, methods at equal cost.
     for kind, role in (("difference", "method"), ("difference", "equal-cost"), ("equal_cost", "method")):
         _correct(rows, kind, role, larger_is_better(metric), confidence)
     rows = [replace(row, verdict=_verdict(row, _base_of(row.group, bases) is not None)) for row in rows]
@@ -173,7 +174,7 @@ def _rows(groups: list[Group], metric: str, base: str | None, confidence: float)
 
 
 def _correct(rows: list[Row], kind: str, role: str, larger: bool, confidence: float) -> None:
-    """Holm's correction over one family of comparisons, and the words that follow from it."""
+    """Apply Holm's correction to one family of comparisons and set the verdicts."""
     found = [(i, d) for i, row in enumerate(rows) if row.role == role and (d := getattr(row, kind)) is not None]
     for (i, d), adjusted in zip(found, holm([d.p for _, d in found]), strict=True):
         if d.n < FEWEST:
@@ -211,7 +212,7 @@ def mean_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Mean:
     if n < 2:
         return Mean(n, value)
     spread = math.sqrt(math.fsum((x - value) ** 2 for x in values) / (n - 1))
-    if spread <= 1e-12 * max(map(abs, values)):  # all the same, rounding apart: says nothing about the spread
+    if spread <= 1e-12 * max(map(abs, values)):  # equal up to rounding: there is no estimate of the spread
         return Mean(n, value, 0.0)
     error = spread / math.sqrt(n)
     half = t_quantile(0.5 + confidence / 2, n - 1) * error
@@ -219,7 +220,7 @@ def mean_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Mean:
 
 
 def paired(one: Group, other: Group, metric: str, confidence: float = CONFIDENCE) -> Difference | None:
-    """Differences of the seeds that both have, or None if there is none."""
+    """Differences over the seeds that both have; None if there are none."""
     mine, theirs = one.finished(metric), other.finished(metric)
     differences = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
     if not differences:
@@ -229,10 +230,10 @@ def paired(one: Group, other: Group, metric: str, confidence: float = CONFIDENCE
 
 
 def p_value(mean: Mean) -> float:
-    """Two-sided, that the expected value is zero: the t test.
+    """The two-sided p value of the t test that the expected value is zero.
 
-    Values without any spread give the t test nothing to go by (and accuracies on a few hundred examples are often
-    the same): then it is the sign test, whose p is 2/2ⁿ if all differ from zero in the same direction.
+    The t test needs a spread, but accuracies on a few hundred examples are often equal. Without a spread it is the sign
+    test, whose p is 2/2ⁿ if all values have the same sign.
     """
     if mean.value == 0 or mean.error is None:
         return 1.0
@@ -244,7 +245,7 @@ def p_value(mean: Mean) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: the k-th smallest of m is multiplied by m − k + 1, and none falls below the last."""
+    """Holm's step-down correction: the k-th smallest of m is multiplied by m − k + 1; results never decrease."""
     adjusted = [1.0] * len(p_values)
     largest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
@@ -254,7 +255,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def group_records(records: Iterable[Any]) -> list[Group]:
-    """Runs of one recipe together, in the order they came. Of two records of one run the last one counts."""
+    """Records grouped by recipe, in the order given. Of two records of the same run the last one counts."""
     groups: dict[str, Group] = {}
     for record in map(plain, records):
         recipe = {name: value for name, value in record["recipe"].items() if name != "seed"}
@@ -268,7 +269,7 @@ def group_records(records: Iterable[Any]) -> list[Group]:
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """A record as a dictionary, whatever holds it."""
+    """A record as a dictionary, from a mapping, a dataclass or another object."""
     if isinstance(record, Mapping):
         return dict(record)
     if is_dataclass(record) and not isinstance(record, type):
@@ -277,7 +278,7 @@ def plain(record: Any) -> dict[str, Any]:
 
 
 def _name_apart(groups: list[Group]) -> None:
-    """Groups of one problem with one label get the settings in which they differ added to it."""
+    """Add to the labels of groups with the same problem and label the settings in which they differ."""
     alike: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         alike.setdefault((group.problem, group.label), []).append(group)
@@ -290,12 +291,12 @@ def _name_apart(groups: list[Group]) -> None:
 
 
 def larger_is_better(metric: str) -> bool:
-    """Accuracy should be large; losses, times and curvature small."""
+    """Whether larger is better: for accuracies, but not for losses, times and curvature."""
     return metric.endswith("accuracy")
 
 
 def problem_of(recipe: Mapping[str, Any]) -> str:
-    """What was to be learned, as a short text: the data, the model, and how the data was changed."""
+    """The problem as a short text: the data, the model, and changes to the data."""
     said = [str(recipe.get("data", "")), str(recipe.get("model", ""))]
     if recipe.get("model_settings"):
         settings = recipe["model_settings"]
@@ -312,7 +313,7 @@ def problem_of(recipe: Mapping[str, Any]) -> str:
 
 
 def _base_of(group: Group, bases: list[Group]) -> Group | None:
-    """The base with the same recipe, the method apart; else with the same but for length and schedule; else the one."""
+    """The base with the same recipe except the method; else also except length and schedule; else the only base."""
     for own in (_METHOD, _METHOD + _LENGTH):
         alike = [base for base in bases if _same_recipe(group, base, own)]
         if alike:
@@ -321,11 +322,11 @@ def _base_of(group: Group, bases: list[Group]) -> Group | None:
 
 
 def _length_apart(group: Group, base: Group) -> tuple[float, bool]:
-    """How far a run is from being this base, trained as much longer as its label says: epochs, then the schedule."""
+    """How far a run is from this base trained longer by the factor in its label: in epochs, then in the schedule."""
     mine, theirs = group.recipe, base.recipe
     epochs, short = number(mine.get("epochs")) or 0.0, number(theirs.get("epochs")) or 0.0
     said = re.search(r"(\d+\.?\d*)x longer", group.label) if group.role == "equal-cost" else None
-    if said is None and group.role == "equal-cost":  # named otherwise: of a base that it is a multiple of
+    if said is None and group.role == "equal-cost":  # another label: prefer a base of which it is a multiple
         return epochs % short if short else math.inf, False
     factor = float(said[1]) if said else 1.0
     schedule = stretched(str(theirs.get("schedule")), factor)
@@ -334,13 +335,13 @@ def _length_apart(group: Group, base: Group) -> tuple[float, bool]:
 
 
 def stretched(schedule: str, factor: float) -> str:
-    """The schedule of a run that is so much longer."""
+    """The schedule of a run that is longer by a factor."""
     found = re.fullmatch(r"step:(.+)/((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)", schedule)
     return f"step:{found[1]}/{float(found[2]) * factor:g}" if found else schedule
 
 
 def _equal_cost(group: Group, references: list[Group]) -> Group | None:
-    """Of the base's runs, short and long, those with the same number of gradient evaluations."""
+    """The base, or the base trained longer, with the same number of gradient evaluations; None if there is none."""
     mine = _average(group, "gradients")
     references = [g for g in references if _same_recipe(group, g, _METHOD + _LENGTH)] or references
     counts = [(g, theirs) for g in references if (theirs := _average(g, "gradients"))]
@@ -356,7 +357,7 @@ def _same_recipe(one: Group, other: Group, apart_from: tuple[str, ...]) -> bool:
 
 
 def _unrounded(mean: Mean, values: list[float]) -> Mean:
-    """Subtraction leaves rounding behind: a spread or a mean of that size is none."""
+    """Treat a mean or a spread of the size of rounding errors as zero."""
     dust = 1e-12 * max(map(abs, values))
     if abs(mean.value) <= dust:
         mean = replace(mean, value=0.0)

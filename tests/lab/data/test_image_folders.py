@@ -121,11 +121,11 @@ def test_imagenets_folders(tmp_path, name, folder, size):
 
 def test_bad_folders(tmp_path):
     assert (
-        told(read_folder, tmp_path, 32) == f"{tmp_path} needs the folders train and val, each with one folder a class"
+        told(read_folder, tmp_path, 32) == f"{tmp_path} needs the folders train and val, each with one folder per class"
     )
     (tmp_path / "train").mkdir()
     (tmp_path / "val").mkdir()
-    assert told(read_folder, tmp_path, 32) == f"{tmp_path / 'train'} has no folders: one a class is needed"
+    assert told(read_folder, tmp_path, 32) == f"{tmp_path / 'train'} has no folders: one per class is needed"
     write_folders(tmp_path, "train", 1)
     assert told(read_folder, tmp_path, 32).startswith(f"{tmp_path / 'val'} has no images in folders by class")
     write_folders(tmp_path, "val", 1)

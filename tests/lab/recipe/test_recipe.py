@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import pytest
 
@@ -69,6 +71,47 @@ def test_a_number_of_a_method_of_ones_own_is_known_by_any_spelling():
             make_method("ahead:rho=wide")
     finally:
         del steppe.Method.registry["ahead"]
+
+
+OWN_MODULE = """
+from dataclasses import dataclass
+import steppe
+from steppe import HERE, Method, Number
+
+@dataclass(frozen=True)
+class InnerFirst(Method):
+    inner: Method
+    times: int = 2
+    rho: Number = 0.1
+    after: Method | None = None
+
+    def looks(self, ctx):
+        return (yield HERE).grad
+"""
+
+
+@pytest.mark.parametrize("postponed", [False, True])
+def test_a_method_in_ones_own_module_is_used_like_any_other(postponed, tmp_path, monkeypatch):
+    """Once it is imported: types of its fields are known whether annotations are postponed or not."""
+    name = f"own_methods_{postponed}".lower()
+    future = "from __future__ import annotations\n" if postponed else ""
+    (tmp_path / f"{name}.py").write_text(future + OWN_MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        module = importlib.import_module(name)
+        text = "innerfirst:inner=(gsam:alpha=0.3),rho=0.2..0.1,after=(sam)"
+        made: Any = make_method(text, lr=0.5)
+        assert isinstance(made, module.InnerFirst)
+        assert (made.inner, made.after, made.at(0, 0.5).rho) == (steppe.GSAM(alpha=0.3), steppe.SAM(), 0.2)
+        assert canonical(text) == text and split_methods(f"sam,{text}") == ["sam", text]
+        assert label_of("innerfirst:inner=sam") == "InnerFirst inner=(sam)"
+        assert Recipe(method="InnerFirst:inner=sam").build_method() == module.InnerFirst(steppe.SAM())
+        with pytest.raises(UserError, match=r"times must be a whole number, not '1\.5'"):
+            make_method("innerfirst:inner=sam,times=1.5")
+        with pytest.raises(UserError, match=r"InnerFirst needs inner: for example innerfirst:inner=\(sam:rho=0.1\)"):
+            make_method("innerfirst")
+    finally:
+        steppe.Method.registry.pop("innerfirst", None)
 
 
 def test_every_method_survives_being_written():
@@ -140,10 +183,11 @@ def test_a_plan_pairs_every_method_with_a_base_of_its_cost():
 
 
 def test_what_makes_no_sense_is_refused():
-    for wrong in (
+    refused: list[dict[str, Any]] = [
         {"batch": 0}, {"epochs": 1.5}, {"lr": math.inf}, {"momentum": 1.0}, {"label_noise": 1.5}, {"hold_out": 1.0},
         {"schedule": "step:x/1"}, {"method": "sam:rho=1e400"},
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for wrong in refused:
         with pytest.raises(UserError):
             Recipe(**wrong)
     with pytest.raises(UserError, match="no recipe field 'learning_rate'"):

@@ -297,7 +297,7 @@ def test_the_answer_comes_first_and_cautions_are_plain():
     assert "One seed: there are no intervals and n is too small to tell methods apart." in single
     assert "One run each, so there are no bands." in single
     lost = "".join(Reader(report([record("SGD", 0.9, 0, role="base"), diverged("SAM", 0, "loss became NaN")])).text)
-    assert "1 of 2 runs diverged. Means are over the others" in lost and "loss became NaN" in lost
+    assert "1 of 2 runs diverged. Means are over the other runs" in lost and "loss became NaN" in lost
     nothing = "".join(Reader(report([diverged("SGD", 0, role="base")])).text)
     assert "1 of 1 runs diverged. There is nothing to compare" in nothing and "No run finished." in nothing
     assert "1 s of training" in nothing  # two epochs of half a second

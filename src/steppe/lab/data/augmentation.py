@@ -1,15 +1,14 @@
 """Augmentation of whole batches on their device.
 
-Every random choice is per image and comes from the generator handed in; nothing waits for the device and nothing
-depends on a value on the host, so a batch can be augmented inside a captured graph (with a generator on the device
-that the graph knows: `graph.register_generator_state`). A policy is written like "basic+cutout" or
-"basic+randaugment=2/9".
+Every random choice is made per image, from the generator that is passed in. Nothing synchronises with the device, so a
+batch can be augmented inside a captured graph (the generator must be on the device and registered with
+`graph.register_generator_state`). A policy is a text such as "basic+cutout" or "basic+randaugment=2/9".
 
     none                  nothing
-    crop=4                pad with black, cut out at random
-    flip                  left and right, every second time
+    crop=4                pad with 4 black pixels, then crop at random
+    flip                  flip left and right with probability 1/2
     basic                 crop=4, then flip
-    cutout=16             a square hole, its centre anywhere
+    cutout=16             a square hole of 16 pixels with a random centre
     randaugment=2/9       RandAugment: 2 random operations of strength 9 (of 30)
     autoaugment           AutoAugment's CIFAR-10 policy
 
@@ -32,7 +31,7 @@ from .image_operations import AUTOAUGMENT, RANDAUGMENT, apply, magnitudes, rows
 
 @dataclass(frozen=True)
 class _Draw:
-    """What the steps of a policy need: random numbers and the colour of holes."""
+    """What the steps of a policy need: random numbers and the colour that fills holes."""
 
     generator: torch.Generator
     device: torch.device
@@ -45,7 +44,7 @@ class _Draw:
         return drawn.to(self.device, non_blocking=True)
 
     def signs(self, count: int) -> Tensor:
-        """One of ±1 each."""
+        """Random signs, ±1."""
         return 1 - 2 * (self.uniform(count) < 0.5).float()
 
     @property
@@ -59,7 +58,7 @@ class _Draw:
 
 
 def augment(inputs: Tensor, policy: str, generator: torch.Generator, data: DataSet | None = None) -> Tensor:
-    """The batch (N x C x H x W, bytes, or floats from 0 to 1), augmented; its type stays. Comes before `prepare`."""
+    """The augmented batch (N x C x H x W; bytes, or floats from 0 to 1), of the same type. Call it before `prepare`."""
     steps = parse(policy)
     if not steps:
         return inputs
@@ -76,10 +75,10 @@ def augment(inputs: Tensor, policy: str, generator: torch.Generator, data: DataS
 def mixup(
     inputs: Tensor, targets: Tensor, alpha: float, generator: torch.Generator, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Every image mixed with a random partner, its share drawn from Beta(alpha, alpha).
+    """Each image mixed with a random other image; its weight is drawn from Beta(alpha, alpha).
 
-    Gives floating-point inputs of the same scale, and targets as probabilities (N x classes), which
-    `torch.nn.functional.cross_entropy` takes as they are.
+    Returns floating-point inputs of the same scale, and targets as probabilities (N x classes), which
+    `torch.nn.functional.cross_entropy` accepts.
     """
     if alpha <= 0:
         raise UserError(f"mixup's alpha must be above 0, not {alpha:g}")
@@ -118,7 +117,9 @@ def _basic(x: Tensor, draw: _Draw) -> Tensor:
 def _cutout(x: Tensor, draw: _Draw, side: float) -> Tensor:
     count, _, height, width = x.shape
 
-    def inside(size: int) -> Tensor:  # like the original: the centre is a pixel, the square may reach over the border
+    def inside(
+        size: int,
+    ) -> Tensor:  # as in the original: the centre is a pixel, and the square may extend beyond the border
         start = draw.integers(size, count, 1) - int(side) // 2
         place = torch.arange(size, device=x.device)
         return (place >= start) & (place < start + int(side))
@@ -148,7 +149,7 @@ def _autoaugment(x: Tensor, draw: _Draw) -> Tensor:
     return from_bytes(image, x, draw.peak)
 
 
-_STEPS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {  # with the settings they have by default
+_STEPS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {  # with their default settings
     "crop": (_crop, (4,)),
     "flip": (_flip, ()),
     "basic": (_basic, ()),
@@ -156,7 +157,7 @@ _STEPS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {  # with t
     "randaugment": (_randaugment, (2, 9)),
     "autoaugment": (_autoaugment, ()),
 }
-_LARGEST = {"randaugment": (100, 30)}  # more operations than that are a typing mistake; strengths go to 30
+_LARGEST = {"randaugment": (100, 30)}  # more operations than 100 are a typing mistake; strengths end at 30
 
 
 @lru_cache(maxsize=64)
@@ -200,13 +201,13 @@ def to_bytes(x: Tensor, peak: float) -> Tensor:
 
 
 def from_bytes(image: Tensor, like: Tensor, peak: float) -> Tensor:
-    """And back, in the type of `like`."""
+    """The reverse of `to_bytes`, in the type of `like`."""
     if like.dtype == torch.uint8:
         return image if peak == 255 else (image.float() * (peak / 255)).round().to(torch.uint8)
     return image.to(like.dtype) * (peak / 255)
 
 
-# Kept, because making a tensor from numbers waits for the device.
+# Cached, because making a tensor from Python numbers synchronises with the device.
 @lru_cache(maxsize=64)
 def _fill(mean: tuple[float, ...], peak: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     values = [round(m * peak) if dtype == torch.uint8 else m * peak for m in mean]

@@ -1,4 +1,4 @@
-"""The built-in data sets: what they are, where their files lie, where they come from."""
+"""The built-in data sets: their sizes, the names and checksums of their files, and where to download them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a built-in data set: its files, their checksums, where they come from."""
+"""An entry of the catalogue of built-in data sets: its files, their checksums, their download addresses."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ Checksum = str
 
 
 class Layout(Protocol):
-    """One way in which a data set lies in a folder."""
+    """One way in which the files of a data set are arranged in a folder."""
 
     def there(self, root: Path) -> bool:
         """Whether its files are there."""
         ...
 
     def lacking(self, root: Path) -> Path | None:
-        """What is missing of it, where some of it is there."""
+        """A missing file or folder, if others are there."""
         ...
 
     def read(self, root: Path, checksums: Mapping[Name, Checksum] | None) -> tuple[Readable, Readable]:
-        """Training and test split. `checksums` may know more files; None: check none."""
+        """Training and test split. `checksums` are those of further files; None: check no file."""
         ...
 
 
 @dataclass(frozen=True)
 class Files:
-    """Files with published checksums, in one of these folders; gzipped ones count too."""
+    """Files with published checksums in one of these folders, plain or gzipped."""
 
     folders: tuple[str, ...]
     train: dict[Name, Checksum]
@@ -46,7 +46,7 @@ class Files:
         return self._whole(root) is not None
 
     def lacking(self, root: Path) -> Path | None:
-        """The first file that is missing where others are there."""
+        """The first missing file, if others are there."""
         for splits in self._paths(root):
             paths = [path for split in splits for path in split]
             if any(path.exists() for path in paths):
@@ -54,7 +54,7 @@ class Files:
         return None
 
     def read(self, root: Path, checksums: Mapping[Name, Checksum] | None) -> tuple[Readable, Readable]:
-        """Both splits, after their checksums."""
+        """Both splits, after a check of their checksums."""
         paths = self._whole(root)
         assert paths is not None
         if checksums is not None:
@@ -97,10 +97,10 @@ class Entry:
     std: tuple[float, ...]
     layouts: tuple[Layout, ...]
     sources: tuple[Source, ...] = ()
-    by_hand: str = ""  # what to do where no address can be given
+    by_hand: str = ""  # instructions, if there is no download address
 
     def found(self, root: Path) -> Layout | None:
-        """The layout in which it lies there, if any."""
+        """The layout in which it is found in this folder, if any."""
         return next((layout for layout in self.layouts if layout.there(root)), None)
 
     def how(self, root: Path) -> str:
@@ -108,7 +108,7 @@ class Entry:
         return command(self.sources, root) if self.sources else self.by_hand
 
     def load(self, root: Path, fetch: bool, verify: bool) -> DataSet:
-        """Read it, after downloading it if asked to and not there."""
+        """Read it; download it first if it is missing and `fetch` is set."""
         layout = self.found(root)
         if layout is None and fetch and self.sources:
             download(self.sources, root)

@@ -16,7 +16,10 @@ from .corruptions import CORRUPTIONS, SEVERITIES, all_corrupted
 from .dataset import DataSet, Split, with_targets
 
 _CIFAR10 = ENTRIES["cifar-10"]
-_OTHER_FILES = {"jpeg": "jpeg_compression", "elastic": "elastic_transform"}  # published names that are not ours
+_OTHER_FILES = {
+    "jpeg": "jpeg_compression",
+    "elastic": "elastic_transform",
+}  # published file names that differ from our names
 LABELS = ("aggre", "worse", "random1", "random2", "random3")
 _HUMAN = ("CIFAR-10N/CIFAR-10_human", "CIFAR-10_human", "CIFAR-10N/cifar10n_labels", "cifar10n_labels")
 
@@ -24,7 +27,8 @@ _HUMAN = ("CIFAR-10N/CIFAR-10_human", "CIFAR-10_human", "CIFAR-10N/cifar10n_labe
 def cifar10_c(clean: DataSet, root: Path, which: str = "") -> DataSet:
     """CIFAR-10, tested on corrupted images; `which` is "", "fog" or "fog:3".
 
-    From the published files if the folder CIFAR-10-C is there, else made anew and called so.
+    The images are the published ones if the folder CIFAR-10-C exists; otherwise they are generated, and the data set's
+    name says so.
     """
     name, _, level = which.partition(":")
     if name and name not in CORRUPTIONS:
@@ -42,7 +46,7 @@ def cifar10_c(clean: DataSet, root: Path, which: str = "") -> DataSet:
 
 
 def _published(folder: Path, name: str, severities: tuple[int, ...]) -> Split:
-    """One file has the five severities one after the other, N x H x W x C."""
+    """One file has the images of all five severities in sequence, N x H x W x C."""
     path = folder / f"{_OTHER_FILES.get(name, name.replace('-', '_'))}.npy"
     images, labels = _array(path), _array(folder / "labels.npy")
     if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels) or len(images) % 5:
@@ -104,7 +108,7 @@ def _labels(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Variant:
-    """What `data_names` says of a variant: as `Listing`, but for where it is found."""
+    """What `data_names` lists for a variant: a `Listing` that depends on the data folder."""
 
     name: str
     about: str

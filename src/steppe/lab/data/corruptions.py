@@ -1,12 +1,11 @@
-"""CIFAR-10-C, made anew: common corruptions of small colour images in five severities.
+"""CIFAR-10-C, generated: common corruptions of small colour images in five severities.
 
-After Hendrycks and Dietterich (2019), with their constants for 32x32 images, written for whole batches. 17 of the 19:
-frost needs photographs and spatter an edge detector and a distance transform. Noise and fog are other draws than in
-the published files and the blurs follow their definitions, not one library's rounding: compare methods with each
-other on these, never an accuracy with a published table.
+After Hendrycks and Dietterich (2019), with their constants for 32x32 images, for whole batches. 17 of the 19: frost
+needs photographs, and spatter needs an edge detector and a distance transform. Noise and fog use other random numbers
+than the published files, and blurs follow their definitions and not the rounding of one library. So use them to compare
+methods with each other, and do not compare an accuracy with a published table.
 
-Every random number comes from a generator on the host, so that a seed gives the same images on every device up to
-the device's rounding.
+All random numbers come from a generator on the CPU: a seed gives the same images on every device, up to rounding.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 @dataclass(frozen=True)
 class Draws:
-    """Random numbers from the host, on the images' device."""
+    """Random numbers drawn on the CPU, returned on the images' device."""
 
     generator: torch.Generator
     device: torch.device
@@ -44,7 +43,7 @@ class Draws:
         return (low + (high - low) * torch.rand(shape, generator=self.generator)).to(self.device)
 
     def poisson(self, rate: Tensor) -> Tensor:
-        """Counts with these expectations."""
+        """Poisson counts with these means."""
         return torch.poisson(rate.cpu(), generator=self.generator).to(self.device)
 
 
@@ -71,7 +70,7 @@ def corrupted(data: DataSet, name: str, severity: int, seed: int = 0) -> DataSet
 
 
 def all_corrupted(data: DataSet, names: tuple[str, ...] = (), severities: tuple[int, ...] = SEVERITIES) -> DataSet:
-    """The data set tested on every corruption (default: all) at every severity, one after the other."""
+    """The data set tested on these corruptions (default: all) at these severities, in sequence."""
     parts = [corrupted(data, name, severity).test for name in names or CORRUPTIONS for severity in severities]
     inputs = torch.cat([part.inputs for part in parts])  # type: ignore[attr-defined]
     test = Split(inputs, torch.cat([part.targets for part in parts]))
@@ -164,7 +163,7 @@ def _contrast(x: Tensor, s: int, draws: Draws) -> Tensor:
 
 
 def _brightness(x: Tensor, s: int, draws: Draws) -> Tensor:
-    """In hue, saturation, value: the value rises, so all channels grow by the same factor."""
+    """In hue, saturation, value: a higher value scales all channels by the same factor."""
     value = x.amax(1, keepdim=True)
     raised = (value + (0.05, 0.1, 0.15, 0.2, 0.3)[s]).clamp(max=1)
     return torch.where(value > 0, x * (raised / value.clamp(min=1e-6)), raised)
@@ -177,7 +176,7 @@ def _saturate(x: Tensor, s: int, draws: Draws) -> Tensor:
     saturation = (value - least) / value.clamp(min=1e-6)
     wanted = (saturation * times + plus).clamp(0, 1)
     changed = value - (value - x) * (wanted / saturation.clamp(min=1e-6))
-    # grey has no hue: it counts as red, and with `plus` turns a little red
+    # grey has no hue: it is treated as red, so `plus` makes it slightly red
     red = torch.cat([value, *[value * (1 - wanted)] * 2], 1)
     return torch.where(saturation > 0, changed, red)
 
@@ -203,7 +202,7 @@ def _pixelate(x: Tensor, s: int, draws: Draws) -> Tensor:
 
 
 def _box(size: int, following: int) -> Tensor:
-    """The matrix that resamples with a box: each new pixel is the mean of the old ones whose centres it covers."""
+    """The matrix of box resampling: each new pixel is the mean of the old pixels whose centres it covers."""
     scale = size / following
     reach = max(scale, 1) / 2
     matrix = torch.zeros(following, size)
@@ -223,7 +222,9 @@ def _elastic(x: Tensor, s: int, draws: Draws) -> Tensor:
     corners = torch.tensor([[1.0, 1], [1, -1], [-1, -1]], device=x.device) * part + half
     moved = corners + draws.uniform(-jitter * size, jitter * size, count, 3, 2)
     ones = torch.ones(count, 3, 1, device=x.device)
-    back = torch.linalg.solve(torch.cat([moved, ones], 2), corners.expand(count, 3, 2))  # from new places to old
+    back = torch.linalg.solve(
+        torch.cat([moved, ones], 2), corners.expand(count, 3, 2)
+    )  # maps new positions to old ones
     across = torch.arange(x.shape[-1], device=x.device).float().expand(count, x.shape[-2], -1)
     down = torch.arange(x.shape[-2], device=x.device).float().unsqueeze(1).expand(count, -1, x.shape[-1])
     place = torch.stack([across, down, torch.ones_like(down)], -1) @ back.unsqueeze(1)

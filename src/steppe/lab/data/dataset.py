@@ -1,8 +1,7 @@
-"""What a data set is: two splits, a number of classes, and how its inputs become numbers a model takes.
+"""A data set: two splits, the number of classes, and how raw inputs become inputs of a model.
 
-A split is anything with `len` and `take(rows, seed)`, which gives those rows' inputs and targets on the split's
-device; `batches` is the only way they are read. `Split` keeps everything in memory, on the device once it was moved
-there, images as bytes.
+A split is anything with `len` and `take(rows, seed)`, which returns those rows' inputs and targets on the split's
+device. All reading goes through `DataSet.batches`. `Split` keeps all examples in memory, images as bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Batch = tuple[Tensor, Tensor]
 
 @runtime_checkable
 class Readable(Protocol):
-    """What `DataSet` asks of a split."""
+    """What `DataSet` requires of a split."""
 
     @property
     def targets(self) -> Tensor:
@@ -37,7 +36,7 @@ class Readable(Protocol):
         ...
 
     def to(self, device: Device) -> Readable:
-        """The same split, giving its batches on this device."""
+        """The same split, with its batches on this device."""
         ...
 
 
@@ -59,7 +58,7 @@ class Split:
         return len(self.targets)
 
     def take(self, rows: Tensor, seed: int | None = None) -> Batch:
-        """These rows, gathered on the device. `seed` changes nothing here."""
+        """These rows, gathered on the device. `seed` has no effect here."""
         rows = rows.to(self.inputs.device)
         return self.inputs[rows], self.targets[rows]
 
@@ -72,8 +71,8 @@ class Split:
 class DataSet:
     """A classification task.
 
-    `mean` and `std` are per channel, of inputs scaled to [0, 1]; empty, inputs are only scaled. `peak` is the largest
-    value a byte of an image takes.
+    `mean` and `std` are per channel, for inputs scaled to [0, 1]; if empty, inputs are only scaled. `peak` is the
+    largest value that a byte of an image takes.
     """
 
     name: str
@@ -85,7 +84,7 @@ class DataSet:
     peak: float = 255.0
 
     def to(self, device: Device) -> DataSet:
-        """The same data on a device: what is in memory moves there, what is streamed will be handed over there."""
+        """The same data on a device: examples in memory move there; streamed batches are delivered there."""
         return replace(self, train=self.train.to(device), test=self.test.to(device))
 
     @property
@@ -100,9 +99,9 @@ class DataSet:
         order: Tensor | None = None,
         seed: int | None = None,
     ) -> Iterator[Batch]:
-        """Batches of a split in this order of rows (default: as stored); the last may be smaller.
+        """Batches of a split, in this order of rows (default: as stored). The last batch may be smaller.
 
-        `seed` chooses the crops of data that is streamed from files (None: the middle).
+        `seed` determines the random crops of data that is streamed from files (None: centre crops).
         """
         source: Any = self.train if split == "train" else self.test
         if order is None:
@@ -116,9 +115,9 @@ class DataSet:
 
 
 def prepare(inputs: Tensor, data: DataSet, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A batch as the model takes it: floating point, bytes scaled to [0, 1], normalised per channel if `data` says so.
+    """A batch as input for a model: floating point, bytes scaled to [0, 1], normalised if `data` has a mean.
 
-    Never waits for the device, and fits in a captured graph.
+    It does not synchronise with the device, and may be part of a captured graph.
     """
     scaled = inputs.to(dtype) / data.peak if inputs.dtype == torch.uint8 else inputs.to(dtype)
     if not data.mean:
@@ -129,7 +128,8 @@ def prepare(inputs: Tensor, data: DataSet, dtype: torch.dtype = torch.float32) -
 
 @lru_cache(maxsize=64)
 def _constants(mean: tuple, std: tuple, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    # Kept: making a tensor from numbers waits for the device. Usable by autograd whoever asked first.
+    # Cached: making a tensor from Python numbers synchronises with the device. Not an inference tensor, even if the
+    # first caller is in inference mode: autograd must be able to use it.
     with torch.inference_mode(False):
         shape = (-1, 1, 1)
         centre = torch.tensor(mean, device=device, dtype=dtype).view(shape)
@@ -137,7 +137,7 @@ def _constants(mean: tuple, std: tuple, device: torch.device, dtype: torch.dtype
 
 
 def first(data: DataSet, share: float) -> DataSet:
-    """The data set with only the first part of its training examples, as stored: 0.1 gives the papers' "-S" sets."""
+    """The data set with only the first `share` of its training examples: 0.1 gives the papers' "-S" sets."""
     if not 0 < share <= 1:
         raise UserError(f"share must be above 0 and at most 1, not {share:g}")
     count = round(share * len(data.train))
@@ -149,9 +149,9 @@ def first(data: DataSet, share: float) -> DataSet:
 def with_label_noise(data: DataSet, share: float, seed: int = 0, may_keep: bool = False) -> DataSet:
     """Symmetric label noise on the training labels; test labels stay.
 
-    Exactly `share` of the labels, chosen at random, change to another class, each other class alike: GNAM says "a
-    fraction of the training data labels is randomly flipped". `may_keep=True` draws the new label from all classes,
-    its own included, as some of the literature does. The same seed gives the same labels for every method and device.
+    Exactly `share` of the labels, chosen at random, change to another class, chosen uniformly: GNAM says "a fraction
+    of the training data labels is randomly flipped". `may_keep=True` draws the new label from all classes, including
+    the old one, as some papers do. The same seed gives the same labels for every method and device.
     """
     if not 0 <= share <= 1:
         raise UserError(f"label noise must be a share from 0 to 1, not {share:g}")

@@ -1,4 +1,4 @@
-"""Getting data from its own home: checksum verified, all or nothing, with progress."""
+"""Downloading published data: with verified checksums, completely or not at all, with a progress bar."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 @dataclass(frozen=True)
 class Source:
-    """A published file: its address, its checksum, and the folder (below the data folder) where it belongs."""
+    """A published file: its address, its checksum, and its folder (relative to the data folder)."""
 
     url: str
     md5: str
@@ -34,17 +34,17 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The file's own name."""
+        """The file's name."""
         return self.url.rsplit("/", 1)[-1].partition("?")[0]
 
     @property
     def packed(self) -> bool:
-        """Whether it is an archive, to be unpacked."""
+        """Whether it is an archive that must be unpacked."""
         return self.name.endswith(_ARCHIVES)
 
 
 def command(sources: tuple[Source, ...], root: Path) -> str:
-    """The shell command that gets these by hand."""
+    """A shell command that downloads these files."""
     folder = root / sources[0].folder
     if not sources[0].packed:
         return f"mkdir -p {folder} && cd {folder} && curl -fL --remote-name-all {' '.join(s.url for s in sources)}"
@@ -55,7 +55,7 @@ def command(sources: tuple[Source, ...], root: Path) -> str:
 
 
 def download(sources: tuple[Source, ...], root: Path) -> None:
-    """Bring every source into its folder. A file that fails its checksum, or half a file, is never left there."""
+    """Download every source into its folder. A partial file or one with a wrong checksum is never left there."""
     for source in sources:
         folder = root / source.folder
         try:
@@ -87,7 +87,7 @@ def _unpack(archive: Path) -> list[Path]:
     try:
         if archive.suffix == ".zip":
             with zipfile.ZipFile(archive) as packed:
-                packed.extractall(inside)  # never writes outside
+                packed.extractall(inside)  # never writes outside this folder this folder
         else:
             with tarfile.open(archive) as packed:
                 settings: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # early 3.10 has none
@@ -98,7 +98,7 @@ def _unpack(archive: Path) -> list[Path]:
 
 
 def _move_in(found: list[Path], folder: Path) -> None:
-    for path in found:  # same file system: each appears whole or not at all
+    for path in found:  # on the same file system, so that each appears completely or not at all
         target = folder / path.name
         if target.is_dir():
             shutil.rmtree(target)
@@ -107,7 +107,7 @@ def _move_in(found: list[Path], folder: Path) -> None:
 
 @contextmanager
 def _progress(name: str, total: int) -> Iterator[Callable[[int], Any]]:
-    """A bar on a terminal, one line elsewhere. Call what it gives with the number of bytes that came."""
+    """A progress bar on a terminal, one line elsewhere. Call the yielded function with the number of new bytes."""
     if not sys.stderr.isatty():
         print(f"downloading {name}{f', {total / 1e6:.0f} MB' if total else ''}", file=sys.stderr)
         yield lambda count: None

@@ -1,4 +1,4 @@
-"""Readers of the standard file formats. Each gives images as uint8, N x C x H x W, or says which file is bad."""
+"""Readers of the standard file formats. Each returns images as uint8, N x C x H x W, or names the file that is bad."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read_idx_pair(images: Path, labels: Path) -> Split:
 
 
 def read_cifar_binary(paths: Sequence[Path], label_bytes: int = 1) -> Split:
-    """CIFAR's binary version: per image its label bytes, the last being the class, and 3 x 32 x 32 colour bytes."""
+    """CIFAR's binary version: for each image its label bytes (the last is the class) and 3 x 32 x 32 colour bytes."""
     size = label_bytes + 3072
     parts = []
     for path in paths:
@@ -82,10 +82,10 @@ def read_cifar_binary(paths: Sequence[Path], label_bytes: int = 1) -> Split:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """A pickle may run any code when it is read: this reads plain values and numpy arrays, and nothing else."""
+    """Reads only plain values and numpy arrays: a pickle could run any code when it is read."""
 
     allowed = {  # noqa: RUF012
-        "_reconstruct": np.empty(0).__reduce__()[0],  # numpy moved it between versions; this is where it is now
+        "_reconstruct": np.empty(0).__reduce__()[0],  # its module differs between versions of numpy
         "ndarray": np.ndarray,
         "dtype": np.dtype,
     }

@@ -13,13 +13,13 @@ from .image_operations import rows
 
 
 def along(x: Tensor, matrix: Callable[[int], Tensor]) -> Tensor:
-    """A linear map along the columns, and along the rows, of each image; `matrix` gives it for a size."""
+    """A linear map along the columns and along the rows of each image; `matrix(size)` is the map for a size."""
     down, across = (matrix(size).to(x) for size in x.shape[-2:])
     return down @ x @ across.T
 
 
 def blur(x: Tensor, sigma: float, cut: float = 4, mirror: bool = False) -> Tensor:
-    """Gaussian blur; the kernel ends at `cut` sigmas. Beyond the border the border goes on, or a mirror image."""
+    """Gaussian blur with a kernel of ±`cut` sigmas. Beyond the border, its pixels repeat or the image is mirrored."""
     radius = int(cut * sigma + 0.5)
     if radius == 0:
         return x
@@ -29,7 +29,7 @@ def blur(x: Tensor, sigma: float, cut: float = 4, mirror: bool = False) -> Tenso
 
     def matrix(size: int) -> Tensor:
         place = torch.arange(size).unsqueeze(1) + offset
-        if mirror:  # the border pixel is seen twice
+        if mirror:  # the border pixel appears twice
             place = place % (2 * size)
             place = torch.where(place < size, place, 2 * size - 1 - place)
         place = place.clamp(0, size - 1)
@@ -45,14 +45,14 @@ def zoomed(x: Tensor, factor: float) -> Tensor:
         inner = math.ceil(size / factor)
         larger = max(round(inner * factor), size)
         new = torch.arange(size, dtype=torch.float64) + (larger - size) // 2
-        place = new * (inner - 1) / max(larger - 1, 1) + (size - inner) // 2  # first on first, last on last
-        return (1 - (place.unsqueeze(1) - torch.arange(size)).abs()).clamp(min=0)  # linear between two pixels
+        place = new * (inner - 1) / max(larger - 1, 1) + (size - inner) // 2  # first pixel on first, last on last
+        return (1 - (place.unsqueeze(1) - torch.arange(size)).abs()).clamp(min=0)  # linear interpolation
 
     return along(x, matrix)
 
 
 def motion(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
-    """Each image smeared in its own direction: a half Gaussian of 2 radius + 1 pixels, beginning at the pixel."""
+    """Motion blur of each image in its own direction: a half Gaussian of 2 radius + 1 pixels, from the pixel on."""
     steps = range(2 * radius + 1)
     weights = [math.exp(-(i**2) / (2 * sigma**2)) for i in steps]
     angle = (degrees * (math.pi / 180)).view(-1, 1, 1)
@@ -67,9 +67,9 @@ def motion(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
 
 
 def shuffled(x: Tensor, steps: Tensor, distance: int) -> Tensor:
-    """Pixels swapped with near ones, one after the other from the last to the first, as through frosted glass.
+    """Each pixel swapped with a near one, in order from the last pixel to the first, as through frosted glass.
 
-    `steps` (2 x N x H x W) says how far down and across each pixel's partner is.
+    `steps` (2 x N x H x W) is the distance down and across to each pixel's partner.
     """
     height, width = x.shape[-2:]
     order = torch.arange(height * width, device=x.device).unsqueeze(1).repeat(1, len(x))  # pixels by images
@@ -85,9 +85,9 @@ def shuffled(x: Tensor, steps: Tensor, distance: int) -> Tensor:
 
 
 def warped(x: Tensor, down: Tensor, across: Tensor, mirror_at_centre: bool) -> Tensor:
-    """The image read, bilinearly, at these places (N x H x W, in pixels); mirrored beyond the border.
+    """The image interpolated bilinearly at these positions (N x H x W, in pixels), mirrored beyond the border.
 
-    The mirror stands at the centre of the border pixels or at their outer edge.
+    The mirror is at the centre of the border pixels or at their outer edge.
     """
     scaled = []
     for place, size in ((across, x.shape[-1]), (down, x.shape[-2])):
@@ -97,9 +97,9 @@ def warped(x: Tensor, down: Tensor, across: Tensor, mirror_at_centre: bool) -> T
 
 
 def diamond_square(count: int, size: int, decay: float, noise: Callable[..., Tensor]) -> Tensor:
-    """Clouds (count x size x size, from 0 to 1): a height map that wraps around, refined by halving the step.
+    """Clouds (count x size x size, from 0 to 1): a periodic height map, refined by halving the step.
 
-    Each new point is the mean of its four neighbours and noise, whose size falls by decay² from step to step.
+    Each new point is the mean of its four neighbours plus noise; the noise shrinks by decay² with each halving.
     """
     first = noise(count, 1, 1)
     height = torch.zeros(count, size, size, device=first.device)

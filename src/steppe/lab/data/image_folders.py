@@ -1,8 +1,8 @@
-"""Folders of images, one folder a class: ImageNet, Imagenette, Tiny-ImageNet, your own.
+"""Images in one folder per class: ImageNet, Imagenette, Tiny-ImageNet, or your own.
 
-Large ones stream: files are decoded by threads a few batches ahead. Training crops are the usual ones of ImageNet
-(8 % to 100 % of the area, sides 3:4 to 4:3, flipped half the time), drawn from the seed and the file's number alone,
-so an epoch is the same for every method. Without a seed the middle is taken.
+Large data sets are streamed: threads decode files a few batches ahead. Training crops are those usual for ImageNet
+(8 % to 100 % of the area, aspect ratio 3:4 to 4:3, flipped with probability 1/2). They depend only on the seed and the
+file's number, so that an epoch is the same for every method. Without a seed the crop is the centre.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ...support.errors import UserError, one_line, require
 from .dataset import Batch, Device, Readable, Split
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-_AHEAD = 4  # batches being decoded while one is used
+_AHEAD = 4  # batches that are decoded while one is used
 
 
 @dataclass(frozen=True)
 class FolderSplit:
-    """Image files and their classes, decoded when asked for."""
+    """Image files and their classes, decoded on demand."""
 
-    paths: tuple[str, ...] = field(repr=False)  # not Path: ImageNet has a million
+    paths: tuple[str, ...] = field(repr=False)  # not Path objects: ImageNet has a million files
     targets: Tensor = field(repr=False)
     size: int
     device: Device = "cpu"
@@ -40,7 +40,7 @@ class FolderSplit:
         return len(self.paths)
 
     def to(self, device: Device) -> FolderSplit:
-        """Hand batches over on this device from now on."""
+        """The same files, with batches on this device."""
         return replace(self, device=device)
 
     def subset(self, rows: Tensor) -> FolderSplit:
@@ -52,7 +52,7 @@ class FolderSplit:
         return next(self.stream([rows], seed))
 
     def stream(self, batches: Sequence[Tensor], seed: int | None = None) -> Iterator[Batch]:
-        """The images of each batch of rows, read ahead."""
+        """The images of each batch of rows, decoded ahead."""
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
             waiting: deque[tuple[list[Future[Tensor]], Tensor]] = deque()
             try:
@@ -63,7 +63,7 @@ class FolderSplit:
                         yield self._ready(*waiting.popleft())
                 while waiting:
                     yield self._ready(*waiting.popleft())
-            finally:  # a reader that stops early should not wait for files nobody wants
+            finally:  # do not wait for files that a reader that stops early does not need
                 for jobs, _ in waiting:
                     for job in jobs:
                         job.cancel()
@@ -98,7 +98,7 @@ Crop = tuple[tuple[float, float, float, float], bool]
 
 
 def _middle(width: int, height: int, size: int) -> Crop:
-    """The middle square: 7/8 of the short side, as in "resize to 256, cut out 224"; all of it if already that size."""
+    """The central square: 7/8 of the short side, as in "resize to 256, crop 224"; all of it if it has that size."""
     side = float(min(width, height)) if min(width, height) == size else min(width, height) * 7 / 8
     left, top = (width - side) / 2, (height - side) / 2
     return (left, top, left + side, top + side), False
@@ -113,25 +113,25 @@ def _random_crop(width: int, height: int, chance: random.Random) -> Crop:
         if 0 < w <= width and 0 < h <= height:
             left, top = chance.randint(0, width - w), chance.randint(0, height - h)
             return (left, top, left + w, top + h), flip
-    side = min(width, height)  # a very long image: its middle
+    side = min(width, height)  # a very long image: its centre
     left, top = (width - side) / 2, (height - side) / 2
     return (left, top, left + side, top + side), flip
 
 
 @dataclass(frozen=True)
 class Folders:
-    """Image folders under one of these names: train/CLASS/..., and val/CLASS/... or Tiny-ImageNet's val."""
+    """A folder with one of these names that has train/CLASS/..., and val/CLASS/... or Tiny-ImageNet's val."""
 
     names: tuple[str, ...]
     size: int
     in_memory: bool = False
 
     def there(self, root: Path) -> bool:
-        """Whether a folder with train and val is there."""
+        """Whether there is such a folder with train and val."""
         return self._folder(root) is not None
 
     def lacking(self, root: Path) -> Path | None:
-        """The folder train or val, where the other is there."""
+        """The missing one of train and val, if the other is there."""
         for folder in (root / name for name in self.names):
             train, val = folder / "train", held_out_folder(folder)
             if train.is_dir() != (val is not None):
@@ -153,10 +153,10 @@ def read_folder(folder: Path, size: int, in_memory: bool = False) -> tuple[Reada
     """Training and test split of a folder with train/ and val/ (or test/)."""
     held_out = held_out_folder(folder)
     if not (folder / "train").is_dir() or held_out is None:
-        raise UserError(f"{folder} needs the folders train and val, each with one folder a class")
+        raise UserError(f"{folder} needs the folders train and val, each with one folder per class")
     classes = sorted(entry.name for entry in os.scandir(folder / "train") if entry.is_dir())
     if not classes:
-        raise UserError(f"{folder / 'train'} has no folders: one a class is needed")
+        raise UserError(f"{folder / 'train'} has no folders: one per class is needed")
     number = {name: i for i, name in enumerate(classes)}
     annotations = held_out / "val_annotations.txt"
     pairs = _annotated(held_out, annotations, number) if annotations.exists() else images_by_class(held_out, number)

@@ -1,8 +1,8 @@
-"""The image operations of AutoAugment and RandAugment, for batches in which every image has its own.
+"""The image operations of AutoAugment and RandAugment, for batches in which each image has its own operation.
 
-`apply` takes one operation and one strength per image. Images that share a kind of work go through it together
-(one gather for everything that moves pixels, one blend for everything that mixes with a duller image), and
-`torch.where` keeps the result only where it was asked for. Each gives what Pillow gives.
+`apply` takes one operation and one strength per image. Each kind of operation is computed for the whole batch (one
+gather for everything that moves pixels, one blend for everything that mixes with a degenerate image), and `torch.where`
+keeps the result only for the images that use it. Each operation gives the same result as in Pillow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 IDENTITY, SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, ROTATE, BRIGHTNESS, COLOR, CONTRAST, SHARPNESS = range(10)
 POSTERIZE, SOLARIZE, AUTOCONTRAST, EQUALIZE, INVERT = range(10, 15)
-RANDAUGMENT = 14  # it draws from all but invert, which is the last
+RANDAUGMENT = 14  # it draws from all operations except invert, the last
 
 # Cubuk et al. 2019, the policy found on CIFAR-10: two operations each, with probability and strength (0 to 9).
 AUTOAUGMENT = (
@@ -49,7 +49,7 @@ AUTOAUGMENT = (
 
 @lru_cache(maxsize=64)
 def magnitudes(bins: int, height: int, width: int, device: torch.device) -> Tensor:
-    """What each strength (row) means for each operation (column): slope, pixels, degrees, change, bits, threshold."""
+    """The amount of each operation (column) at each strength (row): slope, pixels, degrees, change, bits, threshold."""
     table = torch.zeros(bins, 15)
     share = torch.linspace(0, 1, bins)
     table[:, SHEAR_X] = table[:, SHEAR_Y] = 0.3 * share
@@ -63,7 +63,7 @@ def magnitudes(bins: int, height: int, width: int, device: torch.device) -> Tens
 
 
 def apply(x: Tensor, operation: Tensor, strength: Tensor, sign: Tensor, fill: Tensor) -> Tensor:
-    """Image i of the batch (bytes) after `operation[i]`; `sign` (±1) turns what moves or blends the other way."""
+    """Image i of the batch (bytes) after `operation[i]`; `sign` (±1) is the direction of moves and blends."""
     change = strength * sign
     x = _move(x, operation, change, fill)
     x = _blend(x, operation, change)
@@ -72,7 +72,7 @@ def apply(x: Tensor, operation: Tensor, strength: Tensor, sign: Tensor, fill: Te
 
 
 def rows(x: Tensor, down: Tensor, across: Tensor) -> Tensor:
-    """Pixels of each image by row and column, each N x H x W or stretching to it."""
+    """Pixels of each image by row and column, each N x H x W or broadcast to it."""
     image = torch.arange(len(x), device=x.device).view(-1, 1, 1, 1)
     channel = torch.arange(x.shape[1], device=x.device).view(1, -1, 1, 1)
     return x[image, channel, down.unsqueeze(1), across.unsqueeze(1)]
@@ -92,7 +92,7 @@ def _move(x: Tensor, operation: Tensor, change: Tensor, fill: Tensor) -> Tensor:
     angle = torch.where(turns, change, 0) * (torch.pi / 180)
     across = torch.arange(width, device=x.device).view(1, 1, -1) + 0.5 - torch.where(turns, width / 2, 0)
     down = torch.arange(height, device=x.device).view(1, -1, 1) + 0.5 - torch.where(turns, height / 2, 0)
-    # where each pixel comes from; for identity these are exactly the pixel's own centre
+    # the source of each pixel; for identity exactly the pixel's own centre
     slope_x = torch.where(operation == SHEAR_X, change, -angle.sin())
     slope_y = torch.where(operation == SHEAR_Y, change, angle.sin())
     from_across = angle.cos() * across + slope_x * down + torch.where(turns, width / 2, 0)
@@ -111,7 +111,7 @@ def _blend(x: Tensor, operation: Tensor, change: Tensor) -> Tensor:
     dull = torch.where(_is(operation, CONTRAST), (grey.mean((1, 2, 3), keepdim=True) + 0.5).floor(), dull)
     dull = torch.where(_is(operation, SHARPNESS), _smooth(pixels), dull)
     mixed = dull + (1 + change.view(-1, 1, 1, 1)) * (pixels - dull)
-    mixed = mixed.clamp(0, 255).to(torch.uint8)  # cuts off, as Pillow does
+    mixed = mixed.clamp(0, 255).to(torch.uint8)  # truncates, as Pillow does
     return torch.where(_is(operation, BRIGHTNESS, COLOR, CONTRAST, SHARPNESS), mixed, x)
 
 
@@ -123,10 +123,10 @@ def _grey(pixels: Tensor) -> Tensor:
 
 
 def _smooth(pixels: Tensor) -> Tensor:
-    """The mean of the 3x3 neighbourhood, its centre counted five times; the border stays."""
+    """The mean of the 3x3 neighbourhood with the centre counted five times; the border is unchanged."""
     total = 9 * F.avg_pool2d(pixels, 3, stride=1) + 4 * pixels[..., 1:-1, 1:-1]
     inner = (total / 13 + 0.5).floor().clamp(0, 255)
-    return torch.cat(  # put together: writing into a copy would be the same, but this reads as what it is
+    return torch.cat(
         [
             pixels[..., :1, :],
             torch.cat([pixels[..., 1:-1, :1], inner, pixels[..., 1:-1, -1:]], -1),
@@ -153,7 +153,7 @@ def _by_histogram(x: Tensor, operation: Tensor) -> Tensor:
 
     counts = torch.zeros(*flat.shape[:2], 256, dtype=torch.int64, device=x.device)
     counts.scatter_add_(2, flat, torch.ones_like(flat))
-    step = (flat.shape[2] - counts.gather(2, high)) // 255  # the brightest value does not count
+    step = (flat.shape[2] - counts.gather(2, high)) // 255  # as in Pillow, the brightest value is not counted
     before = counts.cumsum(2) - counts
     table = ((before + step // 2) // step.clamp(min=1)).clamp(0, 255)
     equalized = torch.where(step > 0, table.gather(2, flat), flat)

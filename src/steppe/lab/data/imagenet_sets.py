@@ -1,14 +1,14 @@
-"""ImageNet's other test sets, for nets trained on ImageNet: -Real, -v2, -R and -C.
+"""Further test sets for models trained on ImageNet: ImageNet-Real, -v2, -R and -C.
 
-They lie beside the folder of ImageNet, as their archives unpack:
+They are expected beside the folder of ImageNet, under the names that their archives have:
 
-    real.json                                         the right classes of every validation image
+    real.json                                         the correct classes of every validation image
     imagenetv2-matched-frequency-format-val/0/*.jpeg  folders 0 to 999
     imagenet-r/n01443537/*.jpg                        200 of the classes
     imagenet-c/fog/3/n01440764/*.JPEG                 15 corruptions, 5 severities
 
-Images are read as ImageNet's own validation images are; those of ImageNet-C are 224x224 already, and so neither
-resized nor cut.
+Images are read like ImageNet's validation images. Those of ImageNet-C are 224x224 already, so they are neither resized
+nor cropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...support.errors import UserError, one_line
 from .dataset import DataSet, Device
 from .image_folders import FolderSplit, held_out_folder, images_by_class
 
-# The four others (gaussian_blur, saturate, spatter, speckle_noise) are for tuning, and in nobody's mean.
+# The other four (gaussian_blur, saturate, spatter, speckle_noise) are for tuning and not part of the published mean.
 MAIN_CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
     "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
@@ -36,7 +36,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 @dataclass(frozen=True)
 class ImageNet:
-    """The folder a data set was read from, and the names of its classes in the order of a net's outputs."""
+    """The folder that a data set was read from, and its class names in the order of a model's outputs."""
 
     folder: Path
     classes: tuple[str, ...] = field(repr=False)
@@ -67,16 +67,16 @@ class ImageNet:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Images to be classified, and what is right."""
+class TestPart:
+    """A test set or a part of one: images, and their correct classes."""
 
     images: FolderSplit
-    admissible: tuple[tuple[int, ...], ...] = ()  # of every image; empty: its class alone
+    admissible: tuple[tuple[int, ...], ...] = ()  # the correct classes of every image; empty: only its own class
     among: tuple[int, ...] = ()  # the classes to choose from; empty: all
-    part: str = ""  # of a set in several parts: which
+    part: str = ""  # the name of the part, if the set has several
 
     def right(self, answers: Sequence[int], begin: int = 0) -> int:
-        """How many of the answers are right, for the images from the one numbered `begin`."""
+        """The number of correct answers, for the images from number `begin` on."""
         rows = range(begin, begin + len(answers))
         if self.admissible:
             return sum(answer in self.admissible[row] for answer, row in zip(answers, rows, strict=True))
@@ -86,30 +86,30 @@ class Asked:
 
 @dataclass(frozen=True)
 class OtherSet:
-    """One of the four."""
+    """One of the four test sets."""
 
     name: str
     metric: str
     places: tuple[str, ...]  # beside ImageNet's folder, or in it
-    reader: Callable[[Path, ImageNet], Iterator[Asked]]
-    images: int = 0  # in a part, of all 1000 classes; 0: the reader knows
+    reader: Callable[[Path, ImageNet], Iterator[TestPart]]
+    images: int = 0  # in each part, with all 1000 classes; 0: the reader checks it
 
     def found(self, imagenet: ImageNet) -> Path | None:
         """Where it is."""
         homes = (imagenet.beside, imagenet.folder)
         return next((path for home in homes for place in self.places if (path := home / place).exists()), None)
 
-    def parts(self, imagenet: ImageNet) -> Iterator[Asked]:
-        """Its parts one after another: one, or 75 of ImageNet-C. Nothing if it is not there."""
+    def parts(self, imagenet: ImageNet) -> Iterator[TestPart]:
+        """Its parts in turn: one, or 75 for ImageNet-C. Nothing if the set is missing."""
         path = self.found(imagenet)
         if path is None:
             return
-        for asked in self.reader(path, imagenet):
-            count = len(asked.images)
+        for part in self.reader(path, imagenet):
+            count = len(part.images)
             if self.images and count != self.images and len(imagenet.classes) == 1000:
-                where = path / asked.part
+                where = path / part.part
                 raise UserError(f"{where} has {count} images, not {self.images}: not whole, or another set")
-            yield asked
+            yield part
 
 
 # Reading
@@ -127,8 +127,8 @@ def _need_all(folder: Path, pairs: Iterable[tuple[str, int]], imagenet: ImageNet
         raise UserError(f"{folder} is not whole: it has no images of class {first}, {imagenet.classes[first]}")
 
 
-def _real(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
-    """ImageNet's validation images, those with at least one right class."""
+def _real(path: Path, imagenet: ImageNet) -> Iterator[TestPart]:
+    """The validation images of ImageNet that have at least one correct class."""
     lists = _lists(path, len(imagenet.classes))
     held_out = held_out_folder(imagenet.folder)
     if held_out is None:
@@ -140,7 +140,7 @@ def _real(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
     kept = [(pair, lists[row]) for pair, row in zip(pairs, rows, strict=True) if lists[row]]
     if not kept:
         raise UserError(f"{path} names no class for any image")
-    yield Asked(_split([pair for pair, _ in kept], imagenet), tuple(tuple(right) for _, right in kept))
+    yield TestPart(_split([pair for pair, _ in kept], imagenet), tuple(tuple(right) for _, right in kept))
 
 
 def _lists(path: Path, classes: int) -> list[list[int]]:
@@ -148,7 +148,7 @@ def _lists(path: Path, classes: int) -> list[list[int]]:
         lists = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is cut short or not JSON: {one_line(error)}") from error
-    wanted = f"a list, for each image, of its right classes, from 0 to {classes - 1}"
+    wanted = f"a list, for each image, of its correct classes, from 0 to {classes - 1}"
     if not isinstance(lists, list):
         raise UserError(f"{path} must be {wanted}, in one list; it is a {type(lists).__name__}")
     for number, right in enumerate(lists, 1):
@@ -158,30 +158,30 @@ def _lists(path: Path, classes: int) -> list[list[int]]:
 
 
 def _row(file: str, count: int) -> int:
-    """ILSVRC2012_val_00000001.JPEG is the first, whatever folder it is in."""
+    """The row of a file by its name: ILSVRC2012_val_00000001.JPEG is the first, in any folder."""
     found = re.search(r"_val_(\d{8})", os.path.basename(file))
     if found is None or not 1 <= int(found[1]) <= count:
         raise UserError(f"{file} should be named as in ImageNet, ILSVRC2012_val_00000001.JPEG to {count:08}")
     return int(found[1]) - 1
 
 
-def _v2(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
-    """Folders are classes by number ("10" is class 10, though it comes before "2"), in an older edition by name."""
+def _v2(path: Path, imagenet: ImageNet) -> Iterator[TestPart]:
+    """Folder names are class numbers ("10" is class 10, though it sorts before "2"), or in an older edition names."""
     names = [entry.name for entry in os.scandir(path) if entry.is_dir()]
     number = {name: int(name) for name in names if name.isdecimal() and int(name) < len(imagenet.classes)}
     pairs = images_by_class(path, {**imagenet.number, **number})
     _need_all(path, pairs, imagenet)
-    yield Asked(_split(pairs, imagenet))
+    yield TestPart(_split(pairs, imagenet))
 
 
-def _r(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
-    """Classes are named as ImageNet's; a net chooses among those that are there."""
+def _r(path: Path, imagenet: ImageNet) -> Iterator[TestPart]:
+    """Folders have ImageNet's class names; a model chooses among the classes that are there."""
     pairs = images_by_class(path, imagenet.number)
-    yield Asked(_split(pairs, imagenet), among=tuple(sorted({target for _, target in pairs})))
+    yield TestPart(_split(pairs, imagenet), among=tuple(sorted({target for _, target in pairs})))
 
 
-def _c(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
-    """A part for each corruption and severity; that all are there is seen first."""
+def _c(path: Path, imagenet: ImageNet) -> Iterator[TestPart]:
+    """One part for each corruption and severity, after a check that all are there."""
     parts = [f"{kind}/{severity}" for kind in MAIN_CORRUPTIONS for severity in SEVERITIES]
     for part in parts:
         if not (path / part).is_dir():
@@ -189,7 +189,7 @@ def _c(path: Path, imagenet: ImageNet) -> Iterator[Asked]:
     for part in parts:
         pairs = images_by_class(path / part, imagenet.number)
         _need_all(path / part, pairs, imagenet)
-        yield Asked(_split(pairs, imagenet), part=part)
+        yield TestPart(_split(pairs, imagenet), part=part)
 
 
 OTHER_SETS = (
@@ -209,5 +209,5 @@ OTHER_SETS = (
     OtherSet("ImageNet-R", "imagenet_r_accuracy", ("imagenet-r", "ImageNet-R"), _r, 30000),
     OtherSet("ImageNet-C", "imagenet_c_accuracy", ("imagenet-c", "ImageNet-C"), _c, 50000),
 )
-OF_ALL = "imagenet_r_of_all_accuracy"  # on ImageNet-R, but choosing among all classes
+OF_ALL = "imagenet_r_of_all_accuracy"  # on ImageNet-R, choosing among all classes
 METRICS = {**{other.metric: other.name for other in OTHER_SETS}, OF_ALL: "ImageNet-R, of all classes"}

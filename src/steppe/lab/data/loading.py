@@ -1,4 +1,4 @@
-"""Data sets by name."""
+"""Loading data sets by name."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Listing:
 
 
 def data_root(root: Path | str | None = None) -> Path:
-    """Where data lies: the folder given, else $STEPPE_DATA, else ~/.cache/steppe."""
+    """The data folder: the one given, else $STEPPE_DATA, else ~/.cache/steppe."""
     return Path(root or os.environ.get("STEPPE_DATA") or "~/.cache/steppe").expanduser()
 
 
 def data_names(root: Path | str | None = None) -> list[Listing]:
-    """Every built-in data set, and whether it is on this machine."""
+    """All built-in data sets, and whether they are on this machine."""
     where = data_root(root)
     how = "pip install scikit-learn"
     digits = Listing("digits", "handwritten digits, 8x8 grey", 1437, 360, 10, find_spec("sklearn") is not None, how)
@@ -50,12 +50,12 @@ def data_names(root: Path | str | None = None) -> list[Listing]:
 def load(name: str, root: Path | str | None = None, *, download: bool = False, verify: bool = True) -> DataSet:
     """A data set by name, from `root` (default $STEPPE_DATA, else ~/.cache/steppe).
 
-    With `download` a built-in set that is not there is fetched first. `verify=False` reads files in a standard format
-    that are not the published ones.
+    With `download`, a built-in set that is missing is downloaded first. `verify=False` also reads files in a standard
+    format that are not the published ones.
 
-    Beside the names of `data_names`: "cifar-10-c:fog:3" (one corruption, one severity; both may be left out),
-    "cifar-10n:worse" (CIFAR-10 with people's labels), "folder:PATH" (your images in train/CLASS and val/CLASS, cut to
-    224x224), and "package.module:function", your own function, which returns a `DataSet` or
+    Besides the names in `data_names`: "cifar-10-c:fog:3" (one corruption, one severity; both are optional),
+    "cifar-10n:worse" (CIFAR-10 with labels by people), "folder:PATH" (your images in train/CLASS and val/CLASS, cropped
+    to 224x224), and "package.module:function", your own function, which returns a `DataSet` or
     ((inputs, targets), (inputs, targets)).
     """
     where = data_root(root)
@@ -116,7 +116,7 @@ def _users(name: str) -> DataSet:
         train, test = Split(_tensor(x), _tensor(y).long()), Split(_tensor(x_test), _tensor(y_test).long())
     except UserError as error:
         raise UserError(f"data set {name!r}: {error}") from error
-    except Exception as error:  # whatever numpy or torch make of it
+    except Exception as error:  # of any kind, from numpy or torch
         wanted = "a DataSet or ((inputs, targets), (inputs, targets))"
         raise UserError(f"data set {name!r} must return {wanted}; reading it: {describe(error)}") from error
     if not len(train) or not len(test):

@@ -37,10 +37,10 @@ def model_names() -> list[tuple[str, str]]:
 
 
 def build(name: str, input_shape: Sequence[int], classes: int, **settings: Any) -> nn.Module:
-    """The model, freshly initialised from torch's random state.
+    """The model, initialised with torch's random state.
 
-    "timm:NAME" makes one of timm's; "package.module:function" calls your own as `function(input_shape, classes)` or,
-    if it takes no arguments, as `function()`.
+    "timm:NAME" makes a model of timm; "package.module:function" calls your own function as
+    `function(input_shape, classes)` or, if it takes no arguments, as `function()`.
     """
     shape = tuple(input_shape)
     try:
@@ -73,7 +73,7 @@ def _call_users(function: Callable[..., Any], shape: tuple[int, ...], classes: i
 def _timm(name: str, shape: tuple[int, ...], classes: int, settings: dict[str, Any]) -> nn.Module:
     try:
         timm = importlib.import_module("timm")
-    except Exception as error:  # not only ImportError: a torchvision that does not fit torch fails in other ways
+    except Exception as error:  # not only ImportError: a torchvision for another torch fails in other ways
         raise UserError(f"model 'timm:{name}' needs timm, which cannot be imported: {describe(error)}") from error
     if not timm.is_model(name):
         raise unknown("timm model", name, timm.list_models())

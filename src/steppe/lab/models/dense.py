@@ -9,7 +9,7 @@ from .residual import Shape, assemble, conv, norm
 
 
 class Appended(nn.Module):
-    """The input's channels and those the body makes of them, side by side."""
+    """The concatenated channels of the body's output and of the input."""
 
     def __init__(self, *body: nn.Module):
         super().__init__()

@@ -1,7 +1,7 @@
 """Residual networks: ResNet, ResNeXt, Wide ResNet, PyramidNet, in their forms for small images.
 
-All are a stem, stages of blocks, a mean over the image and a linear layer. A block adds what its body makes of the
-input to what its shortcut makes of it; each stage but the first begins by halving the image.
+All consist of a stem, stages of blocks, a mean over the image, and a linear layer. A block adds the outputs of its body
+and its shortcut. Each stage except the first begins by halving the image.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Residual(nn.Module):
 
 
 class Padded(nn.Module):
-    """A shortcut without weights: fewer pixels (every second, or means of 2x2), more channels (zeros)."""
+    """A shortcut without weights: fewer pixels (every second one, or means of 2x2) and additional channels of zeros."""
 
     def __init__(self, width: int, following: int, stride: int, mean: bool = False):
         super().__init__()
@@ -46,7 +46,7 @@ class Padded(nn.Module):
 
 
 def conv(width: int, following: int, size: int = 3, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    """A convolution that keeps the size at stride 1. No bias: batch norm has one."""
+    """A convolution that keeps the size at stride 1, without bias: batch norm has one."""
     return nn.Conv2d(width, following, size, stride, padding=size // 2, groups=groups, bias=False)
 
 
@@ -56,7 +56,7 @@ def norm(width: int) -> nn.BatchNorm2d:
 
 
 def assemble(parts: Sequence[nn.Module], width: int, classes: int) -> nn.Sequential:
-    """The parts, a mean over the image, a linear layer. Convolutions start from He's normal distribution."""
+    """The parts, a mean over the image, and a linear layer. Convolutions have He's normal initialisation."""
     model = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
@@ -83,10 +83,11 @@ def resnet(
     activation: str = "relu",
     outer: int | None = None,
 ) -> nn.Sequential:
-    """ResNet and ResNeXt: `counts` blocks a stage, `start` channels inside the first, doubled from stage to stage.
+    """ResNet and ResNeXt: `counts` blocks per stage; `start` channels in the first stage, doubled with each stage.
 
-    `expansion` 1 means blocks of two 3x3 convolutions; more means 1x1, 3x3, 1x1 with that many times the channels
-    outside. `padded`: shortcuts without weights. `large`: the stem for large images, 7x7 and pooling.
+    `expansion` 1 means blocks of two 3x3 convolutions; a larger value means bottleneck blocks (1x1, 3x3, 1x1) whose
+    output has that many times the channels. `padded`: shortcuts without weights. `large`: the stem for large images,
+    7x7 and pooling.
     """
     if activation not in ACTIVATIONS:
         raise unknown("activation", activation, ACTIVATIONS)
@@ -126,7 +127,7 @@ def resnet_18(input_shape: Shape, classes: int, activation: str = "relu") -> nn.
 def resnet_32(input_shape: Shape, classes: int, activation: str = "relu") -> nn.Module:
     """He et al.'s ResNet-32 for CIFAR: three stages of five blocks, 16 to 64 channels, padded shortcuts.
 
-    GNAM names a ResNet32 for its label noise without saying which; its 95.7 % without noise is above this net's 92.5 %.
+    GNAM uses a ResNet32 for label noise without saying which; its 95.7 % without noise is above this model's 92.5 %.
     """
     return resnet(input_shape, classes, (5, 5, 5), 16, padded=True, activation=activation)
 
@@ -156,7 +157,7 @@ def wide_resnet(input_shape: Shape, classes: int, depth: int = 28, widen: int = 
         first = [norm(now), nn.ReLU()]
         if now == width and stride == 1:
             parts.append(Residual([*first, *body]))
-        else:  # where the shape changes, the shortcut too sees the normalised input
+        else:  # where the shape changes, the shortcut also gets the normalised input
             parts += [*first, Residual(body, conv(now, width, 1, stride))]
         now = width
     return assemble([*parts, norm(now), nn.ReLU()], now, classes)

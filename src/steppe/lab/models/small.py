@@ -1,8 +1,8 @@
 """The papers' small networks.
 
-Those of Generalization Aware Minimization (GAM) are all softplus, with batch norm before each layer that has weights,
-the first included; it does not state the padding, which is 1 here. The six-layer net of the paper on the universal
-class of sharpness measures is plain ReLU.
+Those of Generalization Aware Minimization (GAM) use softplus, with batch norm before each layer that has weights,
+including the first; the paper does not state the padding, which is 1 here. The six-layer network of the paper on the
+universal class of sharpness measures uses ReLU without batch norm.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def cnn(input_shape: Sequence[int], classes: int, channels: Sequence[int], strid
 def digits_mlp(input_shape: Sequence[int], classes: int, hidden: int = 64) -> nn.Sequential:
     """Two softplus layers: a net for 8x8 digits that trains in seconds on a CPU.
 
-    Without batch norm: some pixels are almost never lit, and dividing by their variance would rule the curvature.
+    Without batch norm: some pixels are almost always zero, and dividing by their variance would dominate the curvature.
     """
     return mlp(input_shape, classes, hidden, layers=2, batch_norm=False)
 

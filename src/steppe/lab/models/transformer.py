@@ -10,7 +10,7 @@ from .residual import Residual, Shape
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, written out: the fused kernels have no second derivative, which curvature needs."""
+    """Multi-head self-attention from basic operations: fused kernels lack the second derivative for curvature."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -19,7 +19,7 @@ class Attention(nn.Module):
         self.outwards = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens N x T x width to the same shape."""
+        """Map tokens, N x T x width, to the same shape."""
         query, key, value = self.inwards(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         weights = (query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5).softmax(-1)
         return self.outwards((weights @ value).transpose(1, 2).flatten(2))
@@ -52,7 +52,7 @@ class VisionTransformer(nn.Module):
         nn.init.trunc_normal_(self.positions, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images to logits."""
+        """Map images to logits."""
         tokens = self.patches(x).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.token.expand(len(x), -1, -1), tokens], 1) + self.positions
         return self.head(self.norm(self.blocks(tokens))[:, 0])

@@ -1,4 +1,4 @@
-"""What a run depends on, all of it."""
+"""Everything that the result of a run depends on."""
 
 from .method_text import make_method
 from .recipe import SMALL_MODELS, Recipe, filled, is_users, read_settings, suggested, suggested_model

@@ -1,8 +1,8 @@
 """Methods as text: ``sam:rho=0.1``, ``gsam:rho=0.1..0.02,alpha=0.3``, ``every:k=10,method=(gsam:rho=0.1)``.
 
-A value may be a number, true, false, none, a word, numbers in brackets, or ``a..b``: a at the full learning rate and b
-at zero, and between them as the learning rate is (GSAM's schedule). In a list of methods commas separate both methods
-and settings; what has the form ``name=value`` belongs to the method before it.
+A value may be a number, true, false, none, a word, numbers in brackets, or ``a..b``: a schedule that follows the
+learning rate linearly, from a at the full learning rate to b at zero (as in GSAM). In a list of methods, commas
+separate both methods and settings; a piece of the form ``name=value`` is a setting of the method before it.
 
 >>> split_methods("sam:rho=0.1,gsam,gam:T=3,period=2")
 ['sam:rho=0.1', 'gsam', 'gam:T=3,period=2']
@@ -27,10 +27,11 @@ from ...support.errors import UserError, one_line, unknown
 _SETTING = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
 _RANGE = re.compile(r"([^.].*?|\.\d.*?)\.\.(.+)")
 _WORDS = {"true": True, "false": False, "none": None}
+_METHOD_OR_NONE = ("Method | None", "None | Method", "Optional[Method]")
 
 
 def split_methods(text: str | Iterable[str]) -> list[str]:
-    """The methods in a list, one text each. Separated by commas, semicolons or spaces, or given one by one."""
+    """The methods in a list, one text each: separated by commas, semicolons or spaces, or given one by one."""
     methods: list[str] = []
     for part in [text] if isinstance(text, str) else text:
         for piece in pieces_of(part, ",; \t\n"):
@@ -46,7 +47,7 @@ def split_methods(text: str | Iterable[str]) -> list[str]:
 
 
 def pieces_of(text: str, separators: str) -> list[str]:
-    """The text split at separators that are not in brackets; empty pieces left out."""
+    """The text split at separators outside brackets, without empty pieces."""
     pieces, depth = [""], 0
     for letter in text:
         depth += (letter in "([") - (letter in ")]")
@@ -62,7 +63,7 @@ def pieces_of(text: str, separators: str) -> list[str]:
 
 
 def _parts(text: str) -> tuple[type[Method], dict[str, str]]:
-    """The class of a method and its settings, still as text."""
+    """The class of a method, and its settings as text."""
     name, _, rest = text.strip().partition(":")
     name = name.strip()
     try:
@@ -91,26 +92,34 @@ def _parts(text: str) -> tuple[type[Method], dict[str, str]]:
 
 
 def make_method(text: str, lr: float = 1.0) -> Method:
-    """The method that a text describes; `lr` is the learning rate that ``a..b`` starts at."""
+    """The method that a text describes; `lr` is the full learning rate, at which ``a..b`` has the value a."""
     cls, given = _parts(text)
     numbers = number_fields(cls)
-    types = {f.name: "Number" if f.name in numbers else str(f.type) for f in fields(cls)}
+    types = {f.name: "Number" if f.name in numbers else _type_name(f.type) for f in fields(cls)}
     settings = {key: _value(cls.__name__, key, value, types[key], lr) for key, value in given.items()}
     missing = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
     if absent := [name for name in missing if name not in settings]:
-        raise UserError(f"{cls.__name__} needs {' and '.join(absent)}: for example every:k=10,method=(sam:rho=0.1)")
+        examples = [f"{name}={'(sam:rho=0.1)' if types[name] == 'Method' else 'VALUE'}" for name in absent]
+        example = f"{cls.__name__.lower()}:{','.join(examples)}"
+        raise UserError(f"{cls.__name__} needs {' and '.join(absent)}: for example {example}")
     try:
         return cls(**settings)
     except (TypeError, ValueError) as error:
         raise UserError(one_line(error)) from None
 
 
+def _type_name(annotation: Any) -> str:
+    """A field's type as text without module names; a module with postponed annotations has it as text already."""
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return re.sub(r"\b\w+\.", "", text)
+
+
 def _value(owner: str, key: str, text: str, kind: str, lr: float) -> Any:
-    """A setting's value, held to the type of its field where that is plain."""
+    """A setting's value. It must have the type of its field where that is a simple type."""
     if "Callable" in kind:
         raise UserError(f"{owner}: {key} is a function and cannot be set by text")
     bracketed = text[:1] in ("(", "[") and text[-1:] in (")", "]")
-    if kind == "Method" or (kind.startswith("Method |") and text.lower() != "none"):
+    if kind == "Method" or (kind in _METHOD_OR_NONE and text.lower() != "none"):
         return make_method(text[1:-1] if bracketed else text, lr)
     if bracketed:
         value: Any = tuple(plain_value(piece) for piece in pieces_of(text[1:-1], ",; "))
@@ -134,7 +143,7 @@ def _value(owner: str, key: str, text: str, kind: str, lr: float) -> Any:
 
 
 def plain_value(text: str) -> Any:
-    """A word, a whole number, a number, or the text itself."""
+    """The value of a text: true, false, none, a whole number, a number, or else the text itself."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     for read in (int, float):
@@ -146,7 +155,7 @@ def plain_value(text: str) -> Any:
 
 
 def settings_of(method: Method) -> dict[str, Any]:
-    """All settings of a method, as JSON takes them."""
+    """All settings of a method as JSON values."""
     return {f.name: _as_json(getattr(method, f.name)) for f in fields(method)}
 
 
@@ -161,12 +170,12 @@ def _as_json(value: Any) -> Any:
 
 
 def _name_of(value: Any) -> str:
-    """A function without its address in memory."""
+    """The name of a function or object, without its address in memory."""
     return getattr(value, "__name__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def _differing(method: Method) -> list[str]:
-    """The settings that are not the defaults, as text."""
+    """The settings that differ from the defaults, as text."""
     shown = []
     for f in fields(method):
         value = getattr(method, f.name)
@@ -181,13 +190,13 @@ def _differing(method: Method) -> list[str]:
 
 
 def canonical_of(method: Method) -> str:
-    """The one text of a method: its name and the settings that are not the defaults."""
+    """The canonical text of a method: its name and the settings that differ from the defaults."""
     settings = _differing(method)
     return method.name.lower() + (":" + ",".join(settings) if settings else "")
 
 
 def canonical(text: str) -> str:
-    """The one text of a method, however it was typed."""
+    """The canonical text of a method, whichever way it was written."""
     return canonical_of(make_method(text))
 
 
@@ -203,6 +212,6 @@ def with_settings(text: str, settings: dict[str, Any]) -> str:
 
 
 def label_of(text: str) -> str:
-    """A method's name for people."""
+    """A method's name in tables."""
     method = make_method(text)
     return " ".join([method.name, *_differing(method)])

@@ -1,4 +1,4 @@
-"""What a run depends on, all of it: a `Recipe`. The same recipe gives the same result.
+"""A `Recipe`: everything that the result of a run depends on. The same recipe gives the same result.
 
 >>> recipe = Recipe(data="digits", model="digits-mlp", method="SAM:rho=0.1", lr=0.1, seed=3)
 >>> recipe.method, recipe.key
@@ -31,8 +31,8 @@ _STEP = re.compile(r"step:([\d.eE+-]+)/([\d.eE+-]+)")
 class Recipe:
     """One training run.
 
-    The defaults here must never change: a key is made of what differs from them, so that a field added later leaves
-    the keys of old records as they are. What is sensible for a data set and a model is in `suggested`.
+    The defaults here must never change: a key is made from the fields that differ from them, so that adding a field
+    does not change the keys of old records. `suggested` has sensible settings for a data set and a model.
     """
 
     data: str = "digits"
@@ -45,18 +45,18 @@ class Recipe:
     batch: int = 100
     epochs: int = 10
     schedule: str = "constant"  # "constant", "cosine", "linear" (both to zero), "step:0.25/10": x 0.25 every 10 epochs
-    warmup: int = 0  # steps in which the learning rate rises from zero
+    warmup: int = 0  # steps over which the learning rate rises from zero
     augmentation: str = "none"
     mixup: float = 0.0  # alpha of the Beta distribution
     precision: str = "float32"
     compile: bool = False
-    clip: float = 0.0  # largest norm of the direction; 0: any
-    share: float = 1.0  # of the training data, the first ones
+    clip: float = 0.0  # largest norm of the direction; 0: no limit
+    share: float = 1.0  # share of the training data to use: its first examples
     label_noise: float = 0.0
-    hold_out: float = 0.0  # share of the training data to test on in place of the test data: for choosing settings
+    hold_out: float = 0.0  # share of the training data to test on instead of the test data, to choose settings
     seed: int = 0
-    auxiliary: str = "fresh"  # the second batch of methods that look at two
-    model_settings: Any = ()  # a mapping when given; kept as sorted pairs
+    auxiliary: str = "fresh"  # the second batch, for methods that use two
+    model_settings: Any = ()  # given as a mapping, stored as sorted pairs
 
     def __post_init__(self) -> None:
         settings = self.model_settings
@@ -72,7 +72,7 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """A readable name for files, unique to the recipe."""
+        """A readable file name, unique to the recipe."""
         different = {k: v for k, v in self.as_dict().items() if v != _DEFAULTS[k]}
         digest = hashlib.sha256(json.dumps(different, sort_keys=True).encode()).hexdigest()[:8]
         readable = f"{self.data}-{self.model}-{self.method}"[:80]
@@ -80,11 +80,11 @@ class Recipe:
         return f"{slug}-seed{self.seed}-{digest}"
 
     def build_method(self) -> Method:
-        """The method itself."""
+        """The method object."""
         return make_method(self.method, self.lr)
 
     def lr_at(self, step: int, steps_an_epoch: int) -> float:
-        """The learning rate of a step: a pure function, so that nothing of it needs saving."""
+        """The learning rate of a step. It is a pure function: a checkpoint needs no state of a schedule."""
         total = max(self.epochs * steps_an_epoch, 1)
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
@@ -98,13 +98,13 @@ class Recipe:
         return self.lr
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields, as JSON takes them."""
+        """All fields as JSON values."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in self.model_settings}
         return {**asdict(self), "model_settings": plain}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Recipe:
-        """The recipe with these fields; a field nobody knows is an error."""
+        """The recipe with these fields; an unknown field is an error."""
         known = [f.name for f in fields(cls)]
         for name in values:
             if name not in known:
@@ -116,7 +116,7 @@ _DEFAULTS = {f.name: f.default if f.name != "model_settings" else {} for f in fi
 
 
 def filled(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's fields as recorded, with those that were added since."""
+    """A recorded recipe, with the defaults of fields that were added after it was recorded."""
     return {**_DEFAULTS, **values}
 
 
@@ -150,7 +150,7 @@ def _check(recipe: Recipe) -> None:
             raise UserError(f"no schedule {recipe.schedule!r}: there are constant, cosine, linear, and step:0.25/10")
 
 
-# What to train with when nothing is said
+# Defaults for a data set and a model
 
 _MODELS = {
     "digits": "digits-mlp", "mnist": "mlp-3", "fashion-mnist": "mlp-3", "cifar-100": "resnet-18",
@@ -173,15 +173,15 @@ def suggested_model(data: str) -> str:
 
 
 def is_users(data: str) -> bool:
-    """Whether data is the user's own; names such as cifar-10n:worse are not."""
+    """Whether the data comes from a user's function; names such as cifar-10n:worse do not."""
     return ":" in data and data.partition(":")[0] not in {listing.name for listing in data_names()}
 
 
 def suggested(data: str, model: str) -> dict[str, Any]:
-    """Settings for a data set and a model when none are given: the papers' where there are any."""
+    """Default settings for a data set and a model: those of the papers where there are any."""
     if data == "digits":
         return dict(_DIGITS)
-    if data in ("imagenet", "imagenette"):  # random crops come with reading
+    if data in ("imagenet", "imagenette"):  # crops are made when the images are read
         return {**_LARGE, "epochs": 90, "batch": 256, "weight_decay": 1e-4, "augmentation": "flip"}
     if model in SMALL_MODELS or ":" in model or is_users(data):
         return {**_SMALL, "epochs": 10 if data in ("mnist", "fashion-mnist") else 20}
@@ -189,7 +189,7 @@ def suggested(data: str, model: str) -> dict[str, Any]:
 
 
 def read_settings(texts: Iterable[str], what: str) -> dict[str, Any]:
-    """``name=value`` pairs, separated by commas or given one by one."""
+    """Values by name from ``name=value`` pairs, separated by commas or given one by one."""
     found = {}
     for piece in [piece for text in texts for piece in pieces_of(text, ", ")]:
         name, equals, value = piece.partition("=")

@@ -1,4 +1,4 @@
-"""What was found, for people: a table in the terminal, one HTML page, figures."""
+"""Reports of comparisons: a table in the terminal, one HTML page, figures."""
 
 from .page import write_report
 from .terminal_table import table

@@ -1,4 +1,4 @@
-"""What the charts of the page are drawn from: plain lists and numbers, rounded, ready for JSON."""
+"""The data of the page's charts: plain lists of rounded numbers, ready for JSON."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from ..records import number, seed_of
 from ..statistics import Group, Mean, Row, mean_of
 
-POINTS = 200  # of a curve, at most
+POINTS = 200  # most points of a curve
 PROGRESS = ("epoch", "gradients", "seconds")
 QUANTITIES = {"test_error": "test error", "test_loss": "test loss", "train_loss": "training loss"}
 
 
 def charts(rows: Sequence[Row], metric: str) -> dict[str, Any]:
-    """All that is drawn for one problem."""
+    """The data of all charts of one problem."""
     groups = [_group(row, metric) for row in rows]
     return {
         "metric": metric,
@@ -47,19 +47,19 @@ def _mean(one: Mean | None) -> list[float | None] | None:
 
 
 def _quantities(groups: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Name and title of every quantity that some group has a curve of."""
+    """Name and title of every quantity of which some group has a curve."""
     found = dict.fromkeys(name for group in groups for name in [*group["curves"], *group["broken"]])
     ordered = [name for name in QUANTITIES if name in found] + [name for name in found if name not in QUANTITIES]
     return {name: quantity_name(name) for name in ordered}
 
 
 def quantity_name(name: str) -> str:
-    """What a quantity is called."""
+    """The title of a quantity."""
     return QUANTITIES.get(name) or {"cos": "cosine", "eta": "step size"}.get(name) or name.replace("_", " ")
 
 
 def quantities_of(group: Group) -> list[str]:
-    """The quantities a group's epochs hold: errors and losses, and what the method measures about itself."""
+    """The quantities in a group's epochs: errors, losses, and the method's own metrics."""
     found = {}
     for record in group.records:
         for epoch in record.get("epochs") or []:
@@ -71,7 +71,7 @@ def quantities_of(group: Group) -> list[str]:
 
 
 def quantity(epoch: Mapping[str, Any], name: str) -> float | None:
-    """One quantity of one epoch; the error is in percent."""
+    """One quantity of one epoch; errors are in percent."""
     if name == "test_error":
         accuracy = number(epoch.get("test_accuracy"))
         return None if accuracy is None else 100 * (1 - accuracy)
@@ -96,7 +96,7 @@ def curve(group: Group, name: str) -> list[list[Any]]:
 
 
 def broken_curves(group: Group, name: str) -> list[list[list[float | None]]]:
-    """[epoch, gradients, seconds, value] of every run that diverged, as far as it came."""
+    """[epoch, gradients, seconds, value] of every diverged run, up to its last epoch."""
     found = []
     for record in group.diverged:
         epochs = [e for e in record.get("epochs") or [] if quantity(e, name) is not None]
@@ -113,7 +113,7 @@ def _progress(epochs: Sequence[Mapping[str, Any]]) -> list[float | None]:
 
 
 def density(group: Group) -> dict[str, Any] | None:
-    """The spectral density of the first seed that has one. Grids differ between runs, so nothing is averaged."""
+    """The spectral density of the first seed that has one. There is no mean over seeds, because grids differ."""
     for record in group.done:
         found = (record.get("curvature") or {}).get("density")
         if found and found.get("grid"):
@@ -124,7 +124,7 @@ def density(group: Group) -> dict[str, Any] | None:
 
 
 def landscape(group: Group) -> dict[str, Any] | None:
-    """The loss around the weights, of the first seed that has it."""
+    """The loss around the final weights, for the first seed that has it."""
     for record in group.done:
         found = (record.get("curvature") or {}).get("landscape")
         if found and found.get("loss"):
@@ -134,9 +134,9 @@ def landscape(group: Group) -> dict[str, Any] | None:
 
 
 def gamma(group: Group) -> dict[str, Any] | None:
-    """The learned coefficients over training, one curve a coefficient, and the polynomial they end in.
+    """GAM's learned coefficients over training, one curve per coefficient, and their final polynomial.
 
-    Coefficients of normalised directions are none of a polynomial: what they multiply changes from step to step.
+    Normalised directions have no polynomial: the vectors that their coefficients multiply change from step to step.
     """
     runs = [epochs for record in group.done if (epochs := _gammas(record))]
     if not runs:
@@ -180,12 +180,12 @@ def polynomial(coefficients: Sequence[float], eigenvalue: float) -> float:
 
 
 def thinned(points: list[Any]) -> list[Any]:
-    """At most POINTS of them, evenly, the first and the last included."""
+    """At most POINTS of the points, evenly spaced, including the first and the last."""
     if len(points) <= POINTS:
         return points
     return [points[round(k * (len(points) - 1) / (POINTS - 1))] for k in range(POINTS)]
 
 
 def rounded(value: float | None, figures: int = 6) -> float | None:
-    """A number with as many figures as a chart can show."""
+    """A number rounded to significant figures; None if it is not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.{figures}g}")

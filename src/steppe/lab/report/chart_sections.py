@@ -1,4 +1,4 @@
-"""The sections with charts, and the table of curvature between them. The scripts draw into what is made here."""
+"""The sections of the page with charts, and the table of curvature. The scripts draw into the elements made here."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .results_table import capitalised, cell, row_name, scrolling, sorting_head
 
 
 def cost_chart(index: int, rows: Sequence[Row], metric: str) -> Markup | None:
-    """Accuracy against what it cost, with the base trained longer as a line."""
+    """The result against its cost, with the base trained longer as a line."""
     if not any(row.mean and row.gradients for row in rows):
         return None
     name = formatting.name_of(metric)
     longer = any(row.role == "equal-cost" and row.mean for row in rows)
     side = "above" if larger_is_better(metric) else "below"
-    note = f"{capitalised(name)} against cost. Thick bars are one standard error, thin ones 95 % intervals."
+    note = f"{capitalised(name)} against cost. Thick bars: one standard error. Thin bars: 95 % intervals."
     if longer:
-        note += f" The dashed line is the base trained longer: a method {side} it gains more than training longer does."
+        note += f" The dashed line is the base trained longer: a method {side} it gains more than longer training."
     if outliers([row.mean.value for row in rows if row.mean]):
-        note += " Arrows at the edge stand for results outside the chart."
+        note += " Arrows at the edge mark results outside the chart."
     axes = _choice("cost", {"gradients": "gradients", "seconds": "seconds"}, "Cost in")
     return _figure(index, "cost", f"{capitalised(name)} against cost", note, axes)
 
@@ -34,28 +34,28 @@ def curves(index: int, rows: Sequence[Row]) -> Markup | None:
     if not any(quantities_of(row.group) for row in rows):
         return None
     axes = {"epoch": "epochs", "gradients": "gradients", "seconds": "seconds"}
-    note = "Mean over the runs that finished; bands are 95 % intervals. With many curves, point at one for its band."
+    note = "Mean over finished runs; bands are 95 % intervals. With many curves, point at one to see its band."
     most = max((row.n for row in rows), default=0)
     if most < 2:
         note = "One run each, so there are no bands." if most else "No run finished."
     if any(row.diverged for row in rows):
-        note += " Thin lines that end in a cross are runs that diverged."
+        note += " Thin lines that end in a cross are diverged runs."
     if any(row.role == "equal-cost" for row in rows):
-        note += " The base trained longer is shown over gradients and seconds."
+        note += " The base trained longer is shown over gradients and over seconds."
     return _figure(
         index, "curves", "Training", note, join(_choice("quantity", {}, "Show"), _choice("axis", axes, "over"))
     )
 
 
 def curvature(index: int, rows: Sequence[Row]) -> Markup | None:
-    """How flat the place is where training ended: numbers, spectra, landscapes."""
+    """The curvature at the end of training: numbers, spectra, landscapes."""
     measured = [row for row in rows if any(record.get("curvature") for record in row.group.done)]
     if not measured:
         return None
     names = [n for n in ("top", "trace", "sharpness") if any(row.group.mean(n) for row in measured)]
     radius = _radius(measured)
     titles = {"top": "largest eigenvalue", "trace": "trace", "sharpness": f"sharpness{radius}"}
-    parts: list[Any] = [tag("h3", "How flat it is where training ended", id=f"flat-{index}")]
+    parts: list[Any] = [tag("h3", "Curvature at the end of training", id=f"flat-{index}")]
     if names:
         head = [sorting_head("method", "text"), *(sorting_head(titles[name], "number") for name in names)]
         body = []
@@ -63,7 +63,7 @@ def curvature(index: int, rows: Sequence[Row]) -> Markup | None:
             means = [row.group.mean(name) for name in names]
             cells = [cell(formatting.mean(one), one and one.value) for one in means]
             body.append(tag("tr", row_name(row), *cells, class_=row.role))
-        caption = "Of the Hessian of the training loss: mean ± standard error over seeds. Smaller is flatter."
+        caption = "Hessian of the training loss: mean ± standard error over seeds. Smaller is flatter."
         table = tag(
             "table",
             tag("caption", tag("span", caption)),
@@ -73,12 +73,12 @@ def curvature(index: int, rows: Sequence[Row]) -> Markup | None:
         )
         parts.append(scrolling(table, f"flat-{index}"))
     if any(_has(row, "density") for row in measured):
-        note = "Density of the Hessian’s eigenvalues, of one seed each, every row on the same logarithmic axis."
+        note = "Density of the Hessian’s eigenvalues for one seed per method, all rows on the same logarithmic axis."
         parts.append(_figure(index, "spectrum", "Spectrum", note))
     if any(_has(row, "landscape") for row in measured):
         note = (
-            "Training loss on a plane through the trained weights (the dot), of one seed each, all on one scale. "
-            "Drag, or use the arrow keys, to turn them together."
+            "Training loss on a plane through the trained weights (the dot) for one seed per method, all on one scale. "
+            "Drag, or use the arrow keys, to rotate all of them."
         )
         views = join(
             _choice("view", {"surface": "surfaces", "map": "maps"}, "As"),
@@ -99,21 +99,21 @@ def _radius(rows: Sequence[Row]) -> str:
 
 
 def coefficients(index: int, rows: Sequence[Row]) -> Markup | None:
-    """The learned perturbations of generalization aware minimization."""
+    """The learned coefficients of generalization aware minimization."""
     learned = [found for row in rows if (found := gamma(row.group))]
     if not learned:
         return None
     over = "The learned coefficients γ over training; bands are 95 % intervals over seeds."
     seen = (
-        "How the learned coefficients change an eigenvalue: P(λ) = λ + Σ γₜ λᵗ⁺¹, up to the largest eigenvalue "
-        "measured (up to 1 if none was). Thin lines are seeds, the dashed line is P(λ) = λ."
+        "How the learned coefficients change an eigenvalue: P(λ) = λ + Σ γₜ λᵗ⁺¹, up to the largest measured "
+        "eigenvalue (up to 1 if none was measured). Thin lines are seeds; the dashed line is P(λ) = λ."
     )
     figures = [_figure(index, "gamma", "Coefficients", over)]
     if any(found["polynomials"] for found in learned):
         figures.append(_figure(index, "polynomial", "Polynomial", seen))
     return tag(
         "section",
-        tag("h3", "What was learned about perturbing", id=f"learned-{index}"),
+        tag("h3", "Learned coefficients", id=f"learned-{index}"),
         tag("div", *figures, class_="pair"),
         aria_labelledby=f"learned-{index}",
     )
@@ -124,14 +124,14 @@ def _figure(index: int, kind: str, name: str, note: str, controls: Markup | None
     return tag(
         "figure",
         tag("div", heading, controls and tag("div", controls, class_="controls"), class_="bar"),
-        tag("div", tag("p", "This chart is drawn by a script, which has not run."), class_="chart", data_chart=kind),
+        tag("div", tag("p", "A script draws this chart. It has not run."), class_="chart", data_chart=kind),
         tag("figcaption", note),
         aria_labelledby=f"{kind}-{index}",
     )
 
 
 def _choice(name: str, options: dict[str, str], label: str) -> Markup:
-    """A group of buttons of which one is pressed; the script fills in options that depend on the data."""
+    """A group of buttons, one of them pressed; the script adds options that depend on the data."""
     buttons = [
         tag("button", said, type="button", data_value=value, aria_pressed="true" if k == 0 else "false")
         for k, (value, said) in enumerate(options.items())

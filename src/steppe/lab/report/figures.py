@@ -1,4 +1,4 @@
-"""Figures for papers and READMEs, by matplotlib: accuracy against cost, and curves over training."""
+"""Figures for papers, by matplotlib: accuracy against cost, and curves over training."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ AXES = {"epoch": "epochs", "gradients": "gradient evaluations", "seconds": "seco
 
 
 def cost_figure(records: Iterable[Any], metric: str = "test_accuracy", axis: str = "gradients") -> Figure:
-    """What was reached against what it cost; bars are 95 % intervals (standard errors below three runs).
+    """The result of each method against its cost; bars are 95 % intervals (standard errors below three runs).
 
-    A failure far from the others is an arrow at the edge: it must not flatten the picture of the rest.
+    An outlier is drawn as an arrow at the edge, so that it does not compress the scale of the other results.
     """
     rows = [row for row in _one_problem(records, metric) if row.mean and _cost(row, axis)]
     unit = 100 if formatting.is_share(metric) else 1
@@ -60,7 +60,7 @@ def cost_figure(records: Iterable[Any], metric: str = "test_accuracy", axis: str
 
 
 def _side_by_side(costs: Sequence[float]) -> list[float]:
-    """Costs, those that are the same moved a little apart, the first of them left where it belongs."""
+    """The costs, with equal ones moved slightly apart; the first of them stays in place."""
     width = max(costs, default=0.0) / 70
     moved: list[float] = []
     for k, cost in enumerate(costs):
@@ -78,11 +78,11 @@ def _bar(mean: Mean) -> tuple[float, float]:
 def curves_figure(records: Iterable[Any], quantity: str = "test_error", axis: str = "epoch") -> Figure:
     """A quantity over training: means over seeds with bands of 95 % intervals.
 
-    Bands of more than four curves would cover each other: then it is the last interval, beside the ends.
+    With more than four curves the bands would overlap: then only the last interval is drawn, beside the end of a curve.
     """
     rows = _one_problem(records, "test_accuracy")
     if axis == "epoch":
-        rows = [row for row in rows if row.role != "equal-cost"]  # longer runs are no comparison there
+        rows = [row for row in rows if row.role != "equal-cost"]  # over epochs, longer runs are not comparable
     figure, axes = _blank(AXES[axis], quantity_name(quantity) + (", %" if quantity == "test_error" else ""))
     column = PROGRESS.index(axis)
     drawn = [(row, look, curve(row.group, quantity)) for row, look in zip(rows, _looks(rows), strict=True)]
@@ -118,7 +118,7 @@ def _log_axis(axes: Any, low: float, high: float) -> None:
 
 
 def write_figures(records: Iterable[Any], folder: str | os.PathLike[str], metric: str = "test_accuracy") -> list[Path]:
-    """Both figures as PNG and SVG. The same records give the same files."""
+    """Write both figures as PNG and SVG. The same records give the same files."""
     import matplotlib
 
     records = list(records)
@@ -144,7 +144,7 @@ def _one_problem(records: Iterable[Any], metric: str) -> list[Row]:
 
 
 def outliers(values: Sequence[float]) -> set[float]:
-    """Values farther from the median than six times the median distance from it."""
+    """Values whose distance from the median exceeds six times the median distance."""
     if not values:
         return set()
     middle = statistics.median(values)
@@ -158,11 +158,11 @@ def _cost(row: Row, axis: str) -> float:
 
 
 def _looks(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Colour, dashes and marker of each row, as on the page."""
+    """Colour, line style and marker of each row, as on the page."""
     looks, k, longer = [], 0, 0
     for row in rows:
         if row.role == "method":
-            place = k % 8 + k // 8  # when colours repeat, dashes and markers do not
+            place = k % 8 + k // 8  # where colours repeat, line styles and markers differ
             looks.append({"color": COLOURS[k % 8], "linestyle": DASHES[place % 4], "marker": MARKERS[place % 6]})
             k += 1
         else:

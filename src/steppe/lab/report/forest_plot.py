@@ -1,4 +1,4 @@
-"""A difference and its interval as a small picture in the table, all rows on one scale."""
+"""A forest plot: differences and their intervals as small pictures in a table, all rows on one scale."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ WIDTH, HEIGHT = 120, 16
 
 @dataclass(frozen=True)
 class Scale:
-    """Zero is in the middle; `reach` is at the edges."""
+    """The horizontal scale: zero is in the middle, ±`reach` at the edges."""
 
     reach: float
 
     def at(self, value: float) -> float:
-        """Where a value is, kept inside."""
+        """The position of a value, limited to the picture."""
         inside = max(-self.reach, min(self.reach, value))
         return round(WIDTH / 2 * (1 + 0.94 * inside / self.reach), 2)
 
 
 def scale_of(differences: Sequence[Difference | None]) -> Scale:
-    """Wide enough for all but outliers: one method that failed must not flatten the picture of the others."""
+    """A scale that shows all differences except outliers, which would compress the others."""
     sizes = [abs(one.mean.value) for one in differences if one is not None]
     if not sizes:
         return Scale(1.0)
@@ -41,7 +41,7 @@ def scale_of(differences: Sequence[Difference | None]) -> Scale:
 
 
 def forest(one: Difference, scale: Scale) -> Markup:
-    """The picture: a line at zero, the interval, the mean; an arrow where it goes on outside."""
+    """The picture: a line at zero, the interval, the mean; an arrow if the mean is outside the scale."""
     middle, value = HEIGHT / 2, one.mean.value
     marks = [tag("line", x1=scale.at(0), x2=scale.at(0), y1=0, y2=HEIGHT, class_="zero")]
     if one.mean.low is not None and one.mean.high is not None:

@@ -1,4 +1,4 @@
-"""Numbers and rows in words: the same in the terminal, on the page and in figures."""
+"""Numbers and rows as text: the same in the terminal, on the page and in figures."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ NAMES = {
 
 
 def name_of(metric: str) -> str:
-    """What a metric is called."""
+    """The name of a metric in texts."""
     return NAMES.get(metric, metric.replace("_", " "))
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a share, shown in percent and compared in points."""
+    """Whether a metric is a proportion, shown in percent and compared in percentage points."""
     return metric.endswith("accuracy")
 
 
 def value(number: float | None, metric: str = "") -> str:
-    """One number: a share in percent with two decimals, anything else with four figures."""
+    """A number: a proportion in percent with two decimals, any other number with four significant figures."""
     if number is None:
         return "–"
     return minus(f"{100 * number:.2f}" if is_share(metric) else f"{number:.4g}")
 
 
 def mean(one: Mean | None, metric: str = "") -> str:
-    """Mean ± standard error, both to the error's second figure; the mean alone where there is one value."""
+    """Mean ± standard error, both to the second significant figure of the error; one value without an error."""
     if one is None:
         return "–"
     if not one.error or is_share(metric) or not 1e-4 < abs(one.value) < 1e5:
@@ -47,7 +47,7 @@ def mean(one: Mean | None, metric: str = "") -> str:
 
 
 def interval(one: Mean, metric: str = "", *, signed: bool = False) -> str:
-    """The 95 % interval in brackets, or nothing."""
+    """The 95 % interval in brackets; empty if there is none."""
     if one.low is None or one.high is None:
         return ""
     low, high = ((signed_value if signed else value)(x, metric) for x in (one.low, one.high))
@@ -55,7 +55,7 @@ def interval(one: Mean, metric: str = "", *, signed: bool = False) -> str:
 
 
 def signed_value(number: float, metric: str = "") -> str:
-    """A number with its sign, which zero has none of."""
+    """A number with its sign; zero has none."""
     said = value(abs(number), metric)
     return said if not said.strip("0.") else ("−" if number < 0 else "+") + said
 
@@ -68,26 +68,26 @@ def difference(one: Difference | None, metric: str = "") -> str:
 
 
 def p_value(p: float | None) -> str:
-    """A p value with as many figures as it deserves."""
+    """A p value with two significant figures; very small ones as < 0.001."""
     if p is None:
         return "–"
     return "< 0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
 
 
 def times(ratio: float | None) -> str:
-    """A ratio, as in 2.0×."""
+    """A ratio such as 2.0×."""
     if ratio is None:
         return "–"
     return f"{ratio:.1f}×" if ratio < 100 else f"{ratio:.0f}×"
 
 
 def count(number: float | None) -> str:
-    """A count with thin spaces: 12 340."""
+    """A count with thin spaces between thousands: 12 340."""
     return "–" if number is None else f"{number:,.0f}".replace(",", "\u202f")
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people say them."""
+    """A duration in seconds, minutes or hours."""
     if seconds is None:
         return "–"
     if seconds < 100:
@@ -97,19 +97,19 @@ def duration(seconds: float | None) -> str:
 
 
 def minus(text: str) -> str:
-    """The sign that is as wide as a plus."""
+    """The text with a typographic minus sign, which is as wide as a plus."""
     return text.replace("-", "−") if text.startswith("-") else text
 
 
 def runs(row: Row) -> str:
-    """How many runs there are, and what became of them."""
+    """The numbers of finished, diverged and unfinished runs."""
     counts = ((row.n, f"n = {row.n}"), (row.diverged, f"{row.diverged} diverged"))
     said = [text for count, text in (*counts, (row.unfinished, f"{row.unfinished} unfinished")) if count]
     return ", ".join(said) or "n = 0"
 
 
 def verdict(row: Row) -> str:
-    """The word of the table, with what it rests on."""
+    """The verdict of a row; with diverged runs, their number and the verdict on the others."""
     if row.diverged and row.n:
         total = row.n + row.diverged
         rest = f"; the others: {row.difference.verdict}" if row.difference else ""
@@ -118,14 +118,14 @@ def verdict(row: Row) -> str:
 
 
 def equal_cost_verdict(row: Row) -> str:
-    """The same against the base that was trained as long."""
+    """The verdict against the base trained longer."""
     if row.equal_cost is None:
         return "–"
     return f"the others: {row.equal_cost.verdict}" if row.diverged else row.equal_cost.verdict
 
 
 def base_sentence(row: Row, metric: str) -> str:
-    """What the base reached."""
+    """The result of the base, as a sentence."""
     if row.mean is None:
         return f"{row.verdict}."
     unit = " %" if is_share(metric) else ""
@@ -135,12 +135,12 @@ def base_sentence(row: Row, metric: str) -> str:
 
 
 def sentence(row: Row, metric: str) -> str:
-    """One row as a sentence: gain, cost, and what is left at equal cost."""
+    """One row as a sentence: the difference, the cost, and the difference at equal cost."""
     return "".join(text for text, _ in pieces(row, metric))
 
 
 def pieces(row: Row, metric: str) -> list[tuple[str, str]]:
-    """The sentence in pieces, each with the verdict that it says, or with nothing."""
+    """The pieces of the sentence, each with the verdict that it states or an empty text."""
     if row.n == 0:
         lost = f" ({row.diverged} of {row.diverged} runs)" if row.diverged else ""
         return [(row.verdict, row.verdict), (f"{lost}.", "")]

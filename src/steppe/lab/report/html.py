@@ -1,4 +1,4 @@
-"""Building HTML: whatever is not made by `tag` is text, and escaped."""
+"""Building HTML. Everything that was not made by `tag` is text and is escaped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is HTML and must not be escaped."""
 
     __slots__ = ()
 
@@ -30,6 +30,6 @@ def tag(_name: str, *children: Any, **attributes: Any) -> Markup:
 
 
 def join(*children: Any) -> Markup:
-    """Elements and text one after the other."""
+    """Elements and text, concatenated."""
     kept = (child for child in children if child is not None)
     return Markup("".join(child if isinstance(child, Markup) else escape(str(child)) for child in kept))

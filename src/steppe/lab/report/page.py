@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, that opens without a network and asks for none."""
+"""The page: one self-contained HTML file, which needs no network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_report(
     metric: str = "test_accuracy",
     base: str | None = None,
 ) -> Path:
-    """Write the page and return its path. `command` is how to run it all again; `title` is made up if not given."""
+    """Write the page and return its path. `command` repeats all runs; without `title` the page gets one."""
     path = Path(path)
     page = report(records, command=command, title=title, metric=metric, base=base)
     with whole_file(path) as beside:  # a reader never sees half a page
@@ -93,10 +93,10 @@ def _data(payload: list[dict[str, Any]]) -> Markup:
 
 
 def _policy(script: str) -> str:
-    """Nothing from anywhere, and of scripts only ours."""
+    """The content security policy: no requests, and no script except the page's own."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
 def _file(name: str) -> str:
-    return files("steppe.lab.report").joinpath("static", name).read_text(encoding="utf-8")
+    return (files("steppe.lab.report") / "static" / name).read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from .html import Markup, join, tag
 
 
 def results(index: int, rows: Sequence[Row], metric: str) -> Markup:
-    """The table. Every header sorts; numbers sort by value, not as text."""
+    """The table of results. Every header sorts; numbers are sorted by value, not as text."""
     percent, points = ("%", "points") if formatting.is_share(metric) else ("", "")
     head = [
         sorting_head("method", "text"),
@@ -39,7 +39,7 @@ def results(index: int, rows: Sequence[Row], metric: str) -> Markup:
         class_="results sortable",
     )
     reasons = [tag("li", tag("b", row.label), f": {_counted(row.reasons)}") for row in rows if row.reasons]
-    lost = join(tag("p", "Runs that diverged:"), tag("ul", *reasons)) if reasons else None
+    lost = join(tag("p", "Diverged runs:"), tag("ul", *reasons)) if reasons else None
     return tag(
         "section",
         tag("h3", "Results", id=f"results-{index}"),
@@ -50,7 +50,7 @@ def results(index: int, rows: Sequence[Row], metric: str) -> Markup:
 
 
 def sorting_head(name: str, kind: str, unit: str = "") -> Markup:
-    """A header that sorts its column."""
+    """A column header that sorts the table."""
     arrow = tag("span", class_="arrow", aria_hidden="true")
     button = tag(
         "button",
@@ -89,7 +89,7 @@ def _runs(row: Row) -> list[Any]:
 
 
 def row_name(row: Row) -> Markup:
-    """The first cell of a row: the group's name and the mark by which charts know it."""
+    """The first cell of a row: the group's name and its marker in the charts."""
     key = tag("span", class_="key", data_group=row.label)
     return tag("th", tag("span", key, tag("span", row.label), class_="who"), scope="row", data_value=row.label)
 
@@ -113,13 +113,13 @@ def _equals(said: str) -> str:
 
 
 def cell(said: str, value: float | None, below: str = "") -> Markup:
-    """A number as text, its value to sort by, and something smaller below."""
+    """A number as text, with its value for sorting and a smaller text below."""
     small = tag("span", below, class_="p") if below and value is not None else None
     return tag("td", said, small, class_="number", data_value="" if value is None else repr(value))
 
 
 def scrolling(table: Markup, labelled_by: str) -> Markup:
-    """A table that scrolls sideways on its own where it is too wide, also by keyboard."""
+    """A table that scrolls horizontally if it is too wide, also with the keyboard."""
     return tag("div", table, class_="scroll", tabindex=0, role="region", aria_labelledby=labelled_by)
 
 

@@ -1,4 +1,4 @@
-"""What was run: the recipe that all share, what each group changed, the machine and the versions."""
+"""The details of the runs: the common recipe, the settings that differ, the machine and the versions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .html import Markup, join, tag
 
 
 def run_details(index: int, rows: Sequence[Row]) -> Markup:
-    """A section with everything needed to judge the comparison and to repeat it."""
+    """A section with everything that is needed to judge and to repeat the comparison."""
     recipes = [row.group.recipe for row in rows]
     fields = list(dict.fromkeys(name for one in recipes for name in one))
     shared = {
@@ -26,7 +26,7 @@ def run_details(index: int, rows: Sequence[Row]) -> Markup:
     )
     return tag(
         "section",
-        tag("h3", "What was run", id=f"run-{index}"),
+        tag("h3", "Runs", id=f"run-{index}"),
         tag("p", _counts(rows), class_="counts"),
         tag("details", tag("summary", "Recipe"), _list(shared), _differences(rows, differing)),
         tag("details", tag("summary", "Model and data"), *(_list(one) for one in sizes)),
@@ -36,7 +36,7 @@ def run_details(index: int, rows: Sequence[Row]) -> Markup:
 
 
 def distinct(found: Any) -> list[dict[str, Any]]:
-    """Each dictionary once, in order."""
+    """The dictionaries without repetitions, in order."""
     kept: list[dict[str, Any]] = []
     for one in found:
         if dict(one) not in kept:
@@ -58,7 +58,7 @@ def shown(value: Any) -> str:
 
 
 def trained_for(record: Mapping[str, Any]) -> float:
-    """Seconds of training, also of a run that came to nothing."""
+    """Seconds of training, also of a run that did not finish."""
     last = (record.get("epochs") or [{}])[-1]
     return number((record.get("final") or {}).get("seconds")) or number(last.get("seconds")) or 0.0
 
@@ -87,7 +87,7 @@ def _list(values: Mapping[str, Any]) -> Markup:
 
 
 def _differences(rows: Sequence[Row], names: Sequence[str]) -> Markup | None:
-    """What is not the same for all, one line a group."""
+    """The settings that differ between groups, one row per group."""
     if not names:
         return None
     head = [
@@ -99,6 +99,6 @@ def _differences(rows: Sequence[Row], names: Sequence[str]) -> Markup | None:
         cells = [*(shown(row.group.recipe.get(name)) for name in names), seeds]
         body.append(tag("tr", tag("th", row.label, scope="row"), *(tag("td", said, class_="text") for said in cells)))
     table = tag(
-        "table", tag("caption", "In what the recipes differ"), tag("thead", tag("tr", *head)), tag("tbody", *body)
+        "table", tag("caption", "Differences between the recipes"), tag("thead", tag("tr", *head)), tag("tbody", *body)
     )
-    return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label="In what the recipes differ")
+    return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label="Differences between the recipes")

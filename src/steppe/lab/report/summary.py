@@ -11,11 +11,11 @@ from . import formatting
 from .html import Markup, join, tag
 from .results_table import capitalised, css_class
 
-ANSWERS = 6  # methods told in sentences; the others are in the table
+ANSWERS = 6  # methods described in sentences; the others are only in the table
 
 
 def title(problems: Sequence[Sequence[Row]]) -> str:
-    """What was compared on what, if the names are few enough to be said."""
+    """A title: the methods and the data sets, or their numbers if there are many."""
     records = [record for rows in problems for row in rows for record in row.group.records]
     methods = {str(r["method"]["name"]): 1 for r in records if r.get("role") == "method" and r.get("method")}
     data = {str(r["recipe"].get("data", "")): 1 for r in records}
@@ -29,7 +29,7 @@ def _listed(names: list[str], many: str) -> str:
 
 
 def header(said: str, problems: Sequence[Sequence[Row]], metric: str) -> Markup:
-    """The title and the answer; with several problems, where to find each."""
+    """The title and the results in sentences; with several problems, an overview with links."""
     if not problems:
         return tag("header", tag("h1", said), tag("p", "There are no runs to show.", class_="lead"))
     if len(problems) == 1:
@@ -40,7 +40,7 @@ def header(said: str, problems: Sequence[Sequence[Row]], metric: str) -> Markup:
 
 
 def overview(problems: Sequence[Sequence[Row]], metric: str) -> Markup:
-    """Methods by problems: what was reached everywhere, and where to read on."""
+    """A table of methods by problems, with links to the problems."""
     labels = list(dict.fromkeys(row.label for rows in problems for row in rows))
     unit = ", %" if formatting.is_share(metric) else ""
     heads = [tag("th", tag("a", rows[0].problem, href=f"#problem-{k}"), scope="col", class_="number")
@@ -79,7 +79,7 @@ def _many(count: int, what: str) -> str:
 
 
 def answers(rows: Sequence[Row], metric: str) -> Markup:
-    """What came out, in sentences: the base first, then the methods in the table's order."""
+    """The results in sentences: the base first, then the methods in the order of the table."""
     methods = [row for row in rows if row.role == "method"]
     bases = [row for row in rows if row.role == "base"]
     shown = methods[:ANSWERS]
@@ -96,12 +96,12 @@ def answers(rows: Sequence[Row], metric: str) -> Markup:
 
 
 def unbroken(text: str) -> str:
-    """The same with spaces that no line may break at, in intervals and in "n = 3"."""
+    """The text with non-breaking spaces in intervals and in "n = 3"."""
     return re.sub(r"\[[^\]]*\]|n = \d+|\S+ (points|seconds|%)", lambda found: found[0].replace(" ", "\u00a0"), text)
 
 
 def _caution(rows: Sequence[Row]) -> Markup | None:
-    """What no reader should miss: too few seeds, runs that are lost or not over."""
+    """Warnings: too few seeds, diverged runs, unfinished runs, no base."""
     said = []
     most = max((row.n for row in rows), default=0)
     if 0 < most < FEWEST:
@@ -110,17 +110,17 @@ def _caution(rows: Sequence[Row]) -> Markup | None:
         said.append(f"{seeds}: {intervals}n is too small to tell methods apart. Run at least {FEWEST} seeds.")
     runs, lost = sum(len(row.group.records) for row in rows), sum(row.diverged for row in rows)
     if lost:
-        rest = "There is nothing to compare" if lost == runs else "Means are over the others"
-        said.append(f"{lost} of {runs} runs diverged. {rest}; what happened is said below the table.")
+        rest = "There is nothing to compare" if lost == runs else "Means are over the other runs"
+        said.append(f"{lost} of {runs} runs diverged. {rest}; the reasons are below the table.")
     if waiting := sum(row.unfinished for row in rows):
-        said.append(f"{waiting} {'run is' if waiting == 1 else 'runs are'} not finished and not counted.")
+        said.append(f"{waiting} {'run is' if waiting == 1 else 'runs are'} not finished and not included.")
     if rows and not any(row.role == "base" for row in rows):
         said.append("No base was run, so there is nothing to compare with.")
     return tag("ul", *(tag("li", one) for one in said), class_="caution") if said else None
 
 
 def footer(rows: Sequence[Row], command: str, metric: str) -> Markup:
-    """How to run it again, and how to read it."""
+    """How to repeat the runs, and how to read the page."""
     again = None
     if command:
         copy = tag("button", "Copy", type="button", class_="copy", data_copies="command")
@@ -135,10 +135,10 @@ def footer(rows: Sequence[Row], command: str, metric: str) -> Markup:
         )
     seeds = sorted({str(seed_of(record)) for row in rows for record in row.group.records}, key=lambda s: (len(s), s))
     note = (
-        f"Seeds: {', '.join(seeds) or 'none'}. A seed fixes the first weights, the batches and their augmentation for "
-        "all methods alike, which is why differences are taken within a seed. “No difference seen” means that the data "
-        "do not tell the two apart, not that they are the same: the interval says how large a difference may hide. "
-        f"With fewer than {FEWEST} pairs there is no verdict. Intervals are not corrected for the number of "
-        "comparisons; verdicts are."
+        f"Seeds: {', '.join(seeds) or 'none'}. A seed determines the initial weights, the batches and their "
+        "augmentation, for all methods in the same way. Therefore differences are taken within a seed. “No difference "
+        "seen” does not mean that two methods are equal: the interval shows how large the difference may be. With "
+        f"fewer than {FEWEST} pairs there is no verdict. Verdicts are corrected for the number of comparisons, "
+        "intervals are not."
     )
     return tag("footer", again, tag("h2", "How to read this page"), tag("p", note))

@@ -1,4 +1,4 @@
-"""The table of a comparison, for the terminal."""
+"""The table of a comparison in the terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLES = {"better": "green", "worse": "red", "all diverged": "red", "some diverg
 
 
 def table(records: Iterable[Any], metric: str = "test_accuracy", base: str | None = None) -> Table:
-    """The comparison as a rich table; one block of lines a problem."""
+    """The comparison as a rich table, with one section per problem."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.measure import Measurement
@@ -32,7 +32,7 @@ def table(records: Iterable[Any], metric: str = "test_accuracy", base: str | Non
     unit = "%, " if formatting.is_share(metric) else ""
 
     class Folding(Table):
-        """The labels fold first; where that is not enough everything does, so that nothing is cut off."""
+        """Labels are folded first; if that is not enough, all columns are, so that nothing is cut off."""
 
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
             wide = options.update(max_width=10_000)
@@ -73,7 +73,7 @@ def table(records: Iterable[Any], metric: str = "test_accuracy", base: str | Non
 
 
 def _comparison(one: Difference | None, verdict: str, metric: str, style: str = "") -> Text:
-    """The difference, and below it the word."""
+    """The difference, with the verdict below it."""
     from rich.text import Text
 
     said = verdict if one is None else f"{formatting.difference(one, metric)}\n{verdict}"

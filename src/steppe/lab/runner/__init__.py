@@ -1,1 +1,1 @@
-"""Many training runs: planned, trained in this process, in several or on a cluster, each once."""
+"""Many training runs: planned, and trained in this process, in several processes or on a cluster, each only once."""

@@ -1,5 +1,7 @@
-"""Comparing methods fairly: the same weights to start from and the same batches for every method of a seed, and beside
-each method the base trained so much longer that both cost the same.
+"""A fair comparison of methods.
+
+All methods with the same seed start from the same weights and get the same batches. For each method, the base is also
+trained longer, so that both cost the same number of gradients.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ DEFAULT_METHODS = ("sam", "asam", "gsam", "gnamfast", "gam", "crsam")
 
 
 def plan(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], equal_cost: bool = True) -> list[Job]:
-    """The runs of a comparison: the base, the base trained longer, the methods; for each seed."""
+    """The runs of a comparison, for each seed: the base, the base trained longer, and the methods."""
     plain = replace(recipe, method="plain")
     base = label_for(plain)
     jobs: dict[str, Job] = {}
@@ -36,14 +38,14 @@ def plan(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], equal_cos
 
 
 def with_method(recipe: Recipe, method: str) -> Recipe:
-    """The recipe with another method; without schedule if the method sets the learning rate itself."""
+    """The recipe with another method, and without a schedule if the method sets the learning rate itself."""
     if "lr" in make_method(method, recipe.lr).needs:
         return replace(recipe, method=method, schedule="constant", warmup=0)
     return replace(recipe, method=method)
 
 
 def notes(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
-    """What a reader of the result should know."""
+    """Remarks that a reader of the results needs."""
     asked = [f"the {recipe.schedule} schedule"] if recipe.schedule != "constant" else []
     asked += ["warm-up"] if recipe.warmup else []
     methods = [job for job in jobs if job.role == "method"]
@@ -53,6 +55,6 @@ def notes(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
 
 
 def _longer(recipe: Recipe, factor: float) -> Recipe:
-    """Trained longer, the schedule stretched alike."""
+    """The recipe with more epochs and a schedule stretched by the same factor."""
     schedule = stretched(recipe.schedule, factor)
     return replace(recipe, epochs=round(recipe.epochs * factor), schedule=schedule)

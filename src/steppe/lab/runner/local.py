@@ -1,7 +1,7 @@
-"""Getting runs done: in this process or in several, each run once, whatever happens in between.
+"""Training runs on this machine, in this process or in several.
 
-A run that is done is not repeated; one that was stopped goes on from its checkpoint. Worker processes end when the
-process that started them does, also when that was killed.
+A finished run is not repeated; a stopped run resumes from its checkpoint. Worker processes end when the process that
+started them ends, even if it was killed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .finished import ended_record, finished_record, run_lock, same_code
 
 @dataclass(frozen=True)
 class Job:
-    """A recipe to train, and what it is called in tables."""
+    """A recipe to train, with its role and its name in tables."""
 
     recipe: Recipe
     role: str = "method"
@@ -38,24 +38,24 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The label, also if none was given."""
+        """The label; if none was given, one made from the recipe."""
         return self.label or label_for(self.recipe)
 
     @property
     def work(self) -> float:
-        """How much there is to do, in epochs of plain training."""
+        """The amount of work, in epochs of plain training."""
         return self.recipe.epochs * float(self.recipe.build_method().cost)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where and how runs are trained: nothing here changes their results (but for `threads`, by rounding)."""
+    """Where and how runs are trained. It does not change their results, except for rounding with `threads`."""
 
     folder: Path
     device: str = "cpu"
     data_root: Path | None = None
     threads: int = 1
-    together: int = 1  # runs that take turns in one process
+    together: int = 1  # runs per process, in round robin
     measuring: Measuring | None = None
     log: str = ""
     keep_weights: bool = False
@@ -63,40 +63,40 @@ class Place:
 
 @dataclass(frozen=True)
 class News:
-    """How far a run has come."""
+    """The progress of a run."""
 
     key: str
     epoch: int
     ended: bool = False
-    said: str = ""  # at the end: what it came to
-    before: bool = False  # done by an earlier command
+    said: str = ""  # when it has ended: the result in words
+    before: bool = False  # trained by an earlier command
 
 
 Tell = Callable[[News], None]
 
 
 def done_already(job: Job, folder: Path) -> Record | None:
-    """The record of a finished run, under the name and role it has now."""
+    """The record of a finished run, with the name and the role that the job has now."""
     record = finished_record(job.recipe, folder)
-    if record is not None:  # killed at the last moment, a run leaves its checkpoint
+    if record is not None:  # a process killed at the very end leaves its checkpoint behind
         (folder / f"{job.recipe.key}.ckpt").unlink(missing_ok=True)
     if record is not None and (record["label"], record["role"]) != (job.name, job.role):
-        record |= {"label": job.name, "role": job.role}
+        record["label"], record["role"] = job.name, job.role
         write_record(record, folder)
     return record
 
 
 def notes(jobs: Sequence[Job], place: Place) -> list[str]:
-    """What is to be known of runs that were done before: trained again, or lacking what is asked for now."""
+    """Remarks on runs that ended before: which are trained again, and which lack something that is asked for now."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecordWarning)  # said when the runs are done
+        warnings.simplefilter("ignore", RecordWarning)  # the same warning comes again when the runs start
         records = [
             (job.recipe, record) for job in jobs if (record := ended_record(job.recipe, place.folder)) is not None
         ]
     changed = [record for recipe, record in records if not same_code(record, recipe)]
     said = []
     if changed:
-        modules = ", ".join(sorted({module for record in changed for module in record["own_code"]}))
+        modules = ", ".join(sorted({module for record in changed for module in record.get("own_code", {})}))
         said.append(f"{modules} has changed since {_runs(len(changed))} in {place.folder} ended: trained again")
     kept = [record for recipe, record in records if same_code(record, recipe)]
     lacking = {what: count for what in ("curvature", "weights", "log") if (count := _without(what, kept, place))}
@@ -111,9 +111,9 @@ def _runs(count: int) -> str:
 
 
 def _without(what: str, records: Sequence[Record], place: Place) -> int:
-    """In how many of these runs something is missing that the place asks for."""
+    """The number of these runs that lack something that `place` asks for."""
     folder = place.folder
-    if what == "curvature":  # a run that diverged has none
+    if what == "curvature":  # a diverged run has none
         return sum(r["status"] == "done" and r["curvature"] is None for r in records) if place.measuring else 0
     if what == "weights":
         files = [[folder / f"{r['key']}.{ending}" for ending in ("safetensors", "pt")] for r in records]
@@ -123,7 +123,7 @@ def _without(what: str, records: Sequence[Record], place: Place) -> int:
 
 
 def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None, ranks: Ranks = ALONE) -> list[Record]:
-    """Train in this process: one after another, or all in turns."""
+    """Train all jobs in this process, in round robin."""
     import torch
 
     from ..training.round_robin import train_round_robin
@@ -137,7 +137,7 @@ def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None
         for job in jobs:
             if ranks.first:
                 locks.enter_context(run_lock(place.folder, job.recipe.key))
-            record = ranks.told(done_already(job, place.folder) if ranks.first else None)
+            record = ranks.broadcast(done_already(job, place.folder) if ranks.first else None)
             if record is None:
                 options: dict[str, Any] = {
                     "device": place.device, "data_root": place.data_root, "role": job.role, "label": job.name,
@@ -146,7 +146,8 @@ def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None
                 make = logger_maker(place.log) if ranks.first else None
                 logger = None if make is None else make(str(place.folder / "logs" / job.recipe.key))
                 run = Run(job.recipe, place.folder, logger=logger, **options)
-                run.record |= {"log": place.log} if place.log else {}
+                if place.log:
+                    run.record["log"] = place.log
                 runs.append(run)
             else:
                 records[job.recipe.key] = record
@@ -171,7 +172,7 @@ def _news(record: Record) -> News:
 
 
 def logger_maker(name: str) -> Callable[[str], Any] | None:
-    """What makes a logger for a folder, by name: "tensorboard", or your own "package.module:function"."""
+    """A function from a folder to a logger, by name: "tensorboard", or your own "package.module:function"."""
     if not name:
         return None
     if ":" in name:
@@ -189,12 +190,14 @@ def logger_maker(name: str) -> Callable[[str], Any] | None:
 
 
 def perform(jobs: Sequence[Job], place: Place, workers: int = 1, tell: Tell = lambda news: None) -> list[Record]:
-    """Train all jobs, in as many processes as wanted; their records, in the order of the jobs."""
+    """Train all jobs in `workers` processes; return their records in the order of the jobs."""
     records = {job.recipe.key: found for job in jobs if (found := done_already(job, place.folder)) is not None}
     for record in records.values():
         tell(replace(_news(record), before=True))
     waiting = [job for job in jobs if job.recipe.key not in records]
-    waiting.sort(key=lambda job: (job.recipe.seed, -job.work))  # the longest first, so that all end together
+    waiting.sort(
+        key=lambda job: (job.recipe.seed, -job.work)
+    )  # the longest first, so that all workers end at about the same time
     tasks = list(_groups(waiting, place.together))
     if workers > 1 and len(tasks) > 1:
         found = _in_processes(tasks, place, min(workers, len(tasks)), tell)
@@ -206,7 +209,7 @@ def perform(jobs: Sequence[Job], place: Place, workers: int = 1, tell: Tell = la
 
 
 def _groups(jobs: Sequence[Job], size: int) -> Iterator[list[Job]]:
-    """Jobs that may take turns: the same work, so that they end together. One a group unless told otherwise."""
+    """Groups of at most `size` jobs to train together: with the same amount of work, so that they end together."""
     alike: dict[Any, list[Job]] = {}
     for job in jobs:
         alike.setdefault((job.name, job.role, job.recipe.epochs) if size > 1 else job.recipe.key, []).append(job)
@@ -232,15 +235,15 @@ def _in_processes(tasks: list[list[Job]], place: Place, workers: int, tell: Tell
     finally:
         processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:  # what they did is on disk: nothing is lost, and nothing is left to wait for
+        for process in processes:  # their results are on disk, so nothing is lost
             process.terminate()
 
 
 @contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Processes started in here never hear Ctrl-C, which a terminal sends to all: it is the parent's to handle."""
+    """Processes started in this context ignore Ctrl-C, which a terminal sends to all: only the parent handles it."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may say so
+        yield  # only the main thread may set signal handlers
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

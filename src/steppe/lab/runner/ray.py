@@ -14,13 +14,13 @@ from .local import Job, News, Place, Tell, done_already, train_jobs
 
 
 def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int, tell: Tell) -> list[Record]:
-    """Train all jobs on a Ray cluster; a local one is started if there is no address."""
+    """Train all jobs on a Ray cluster; without an address, start a local one."""
     try:
         import ray
         from ray.exceptions import RayTaskError
     except ImportError:
         raise UserError("--on ray needs it: pip install ray") from None
-    # Looked for here first: the cluster's machines may not share our disk.
+    # Look for finished runs here first: the machines of the cluster may not share our disk.
     records = {job.recipe.key: found for job in jobs if (found := done_already(job, place.folder)) is not None}
     for record in records.values():
         tell(News(record["key"], len(record["epochs"]), True, record["verdict"], before=True))

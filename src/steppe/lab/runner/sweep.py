@@ -1,6 +1,6 @@
-"""Searching for settings: over a grid, or by a sampler. Results are records like all others.
+"""A search for settings: over a grid, or with a sampler. Its results are ordinary records.
 
-Candidates are judged on training data held out for that (`Recipe.hold_out`), so that the test data stays unseen.
+Candidates are judged on held-out training data (`Recipe.hold_out`), so that the test data stays unseen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FIXED = ("data", "method", "seed", "hold_out", "model_settings")
 
 @dataclass(frozen=True)
 class Span:
-    """Numbers from low to high; over more than a decade, each decade alike."""
+    """Numbers from low to high; on a logarithmic scale if they span a factor of 10 or more."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ class Span:
 
     @property
     def log(self) -> bool:
-        """Whether decades count alike."""
+        """Whether the scale is logarithmic."""
         return self.low > 0 and self.high / self.low >= 10
 
 
@@ -49,7 +49,7 @@ Space: TypeAlias = "dict[str, list[Any] | Span]"
 
 
 def read_space(grids: Sequence[str], ranges: Sequence[str], template: Recipe) -> Space:
-    """What to search, from ``lr=1e-3,1e-2`` and ``sam.rho=0.01..0.5``; names are the recipe's or the method's."""
+    """The search space of ``lr=1e-3,1e-2`` and ``sam.rho=0.01..0.5``: fields of the recipe, settings of the method."""
     space: Space = {}
     for text in [*grids, *ranges]:
         name, equals, values = (part.strip() for part in text.partition("="))
@@ -62,14 +62,14 @@ def read_space(grids: Sequence[str], ranges: Sequence[str], template: Recipe) ->
         space[name] = _span(text, values) if text in ranges else [plain_value(value) for value in listed]
     if not space:
         raise UserError("nothing to search: give --grid lr=1e-3,1e-2 or --range lr=1e-4..1e-1")
-    for name, values in space.items():  # a mistake in any one value is said before the first run
+    for name, values in space.items():  # raise for a mistake in any value before the first run
         for value in [values.low, values.high] if isinstance(values, Span) else values:
             candidate(template, {name: value})
     return space
 
 
 def _checked(name: str, template: Recipe) -> str:
-    """A recipe field, or a setting of the method as method.setting."""
+    """The name of a recipe field, or of a setting of the method as method.setting."""
     method = make_method(template.method)
     owner, dot, setting = name.partition(".")
     if dot:
@@ -106,7 +106,7 @@ def candidate(template: Recipe, values: dict[str, Any]) -> Recipe:
 
 
 def jobs_for(template: Recipe, values: dict[str, Any], seeds: Sequence[int]) -> list[Job]:
-    """One run a seed."""
+    """One run per seed."""
     recipe = candidate(template, values)
     said = [f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()]
     own = [text for text, name in zip(said, values, strict=True) if "." not in name]
@@ -114,7 +114,7 @@ def jobs_for(template: Recipe, values: dict[str, Any], seeds: Sequence[int]) -> 
 
 
 def over_grid(template: Recipe, space: Space, seeds: Sequence[int], run: RunJobs) -> list[Record]:
-    """Every combination."""
+    """Train every combination of the values."""
     axes = [values for values in space.values() if not isinstance(values, Span)]
     points = itertools.product(*axes)
     combinations = [dict(zip(space, point, strict=True)) for point in points]
@@ -130,7 +130,7 @@ def sample(
     template: Recipe, space: Space, seeds: Sequence[int], trials: int, sampler: str, url: str, study_name: str,
     at_once: int, run: RunJobs, folder: Path,
 ) -> list[Record]:  # fmt: skip
-    """Let Optuna choose. The database may be shared: then several machines work on one study."""
+    """Train candidates that Optuna chooses. Several machines that share the database work on one study."""
     question = _question(template, space, seeds)
     study = _study(url, study_name or f"{make_method(template.method).name.lower()}-{question}", sampler)
     if study.trials and study.user_attrs.get("question") != question:
@@ -138,7 +138,7 @@ def sample(
     study.set_user_attr("question", question)
     _give_up_dead_trials(study)
     if earlier := _jobs_here(study, template, space, seeds, folder)[0]:
-        run(earlier)  # what is gone is trained again, what is lacking is said
+        run(earlier)  # runs whose records are gone are trained again
     while (left := trials - sum(trial.state.name == "COMPLETE" for trial in study.trials)) > 0:
         asked = [study.ask() for _ in range(min(at_once, left))]
         for trial in asked:
@@ -158,7 +158,7 @@ def sample(
 
 
 def _jobs_here(study: Any, template: Recipe, space: Space, seeds: Sequence[int], folder: Path) -> tuple[list[Job], str]:
-    """The runs of trials that are done, here or with records here; and what is to be said of the others."""
+    """The runs of finished trials of this machine or with records here, and a remark on the other trials."""
     here: list[Job] = []
     away = 0
     done = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
@@ -174,27 +174,30 @@ def _jobs_here(study: Any, template: Recipe, space: Space, seeds: Sequence[int],
 
 
 def score(records: Sequence[Record]) -> float:
-    """What a candidate is judged by: mean accuracy over seeds; a run that diverged has none."""
-    return statistics.mean(
-        record["final"]["test_accuracy"] if record["status"] == "done" else 0.0 for record in records
-    )
+    """The score of a candidate: its mean accuracy over seeds, where a diverged run counts as 0."""
+    return statistics.mean(_accuracy(record) for record in records)
+
+
+def _accuracy(record: Record) -> float:
+    final = record["final"]
+    return final["test_accuracy"] if final is not None and record["status"] == "done" else 0.0
 
 
 def _question(template: Recipe, space: Space, seeds: Sequence[int]) -> str:
-    """What is searched, in eight letters. Another question is another study."""
+    """A hash of what is searched: another search is another study."""
     spaces = {name: str(values) for name, values in space.items()}
     text = json.dumps([template.as_dict(), code_of(template), spaces, list(seeds)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def sqlite_url(path: Path) -> str:
-    """The address of a database in a file, whatever its folder is called."""
+    """The address of a database file, quoted where its path needs it."""
     try:
         from sqlalchemy.engine import URL, make_url
-    except ImportError:  # optuna, which brings it, is asked for later
+    except ImportError:  # it comes with optuna, whose absence is reported later
         return f"sqlite:///{path}"
     url = URL.create("sqlite", database=str(path)).render_as_string()
-    if make_url(url).database != str(path):  # older ones do not quote
+    if make_url(url).database != str(path):  # older versions do not quote
         raise UserError(f"no database can be in {path.parent}: choose another --out, or give --storage")
     return url
 
@@ -211,14 +214,14 @@ def _study(url: str, name: str, sampler: str) -> Any:
         study = optuna.create_study(study_name=name, storage=url, direction="maximize", load_if_exists=True)
     except Exception as error:
         raise UserError(f"the database {url} cannot be used: {describe(error)}") from None
-    seed = len(study.trials)  # a study that goes on must not draw the same numbers again
+    seed = len(study.trials)  # a continued study must not draw the same numbers again
     makers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
     study.sampler = makers[sampler](seed=seed)
     return study
 
 
 def _give_up_dead_trials(study: Any) -> None:
-    """Trials of a process on this machine that is no more are queued again; what they had done is on disk."""
+    """Queue trials again whose process on this machine has ended; their checkpoints are on disk."""
     for trial in study.trials:
         host, pid = trial.user_attrs.get("process", (None, None))
         if trial.state.name == "RUNNING" and host == socket.gethostname() and not _alive(pid):
@@ -251,7 +254,7 @@ def ranked(records: Sequence[Record]) -> list[tuple[str, list[Record]]]:
 
 
 def best(records: Sequence[Record]) -> Recipe:
-    """The best candidate, to be trained on all training data."""
+    """The best candidate, for training on all training data."""
     return replace(Recipe.of(ranked(records)[0][1][0]["recipe"]), hold_out=0.0)
 
 

@@ -1,1 +1,1 @@
-"""One training run: its batches, its base optimizer, its loop, what is measured at its end."""
+"""One training run: its batches, base optimizer, loop, checkpoints, and the curvature measured at its end."""

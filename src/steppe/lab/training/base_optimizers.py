@@ -16,7 +16,7 @@ _ADABELIEF = (("adabelief_pytorch", "AdaBelief"), ("pytorch_optimizer", "AdaBeli
 
 
 def make_base(recipe: Recipe, params: Iterable[Any]) -> Optimizer:
-    """The recipe's base optimizer. `momentum` is SGD's alone."""
+    """The recipe's base optimizer. Only SGD takes `momentum`."""
     params = list(params)
     if recipe.base == "sgd":
         return torch.optim.SGD(params, recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay)

@@ -1,7 +1,6 @@
-"""The batches of a run: a pure function of seed, epoch and step, and so the same for every method.
+"""The batches of a run: a pure function of seed, epoch and step, and therefore the same for every method.
 
-Nothing random here has a state that would have to be saved. Every draw (order, crops, mixup) has its own generator,
-seeded from what it is for.
+No random state has to be saved: every draw (order, crops, mixup) has its own generator, seeded by its purpose.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ..recipe.recipe import Recipe
 
 
 def seed_for(*what: Any) -> int:
-    """A seed for what is named: numbers and words.
+    """A seed for a purpose, named by numbers and words.
 
     >>> seed_for(0, "order", 1) == seed_for(0, "order", 1), seed_for(0, "order", 1) == seed_for(0, "order", 2)
     (True, False)
@@ -32,12 +31,12 @@ def seed_for(*what: Any) -> int:
 
 
 def generator_for(*what: Any, device: Any = "cpu") -> torch.Generator:
-    """A generator with its own seed."""
+    """A generator with the seed of a purpose."""
     return torch.Generator(device).manual_seed(seed_for(*what))
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that a model draws from. To seed it alone is a hundred times faster than `torch.manual_seed`."""
+    """The generator that a model draws from. Seeding only this one is 100 times faster than `torch.manual_seed`."""
     if device.type == "cuda":
         torch.cuda.init()
         return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
@@ -49,7 +48,7 @@ def data_for(recipe: Recipe, root: Path | None = None, device: Any = "cpu") -> D
     return _data(recipe.data, recipe.share, recipe.label_noise, recipe.hold_out, root, str(device))
 
 
-@lru_cache(maxsize=2)  # runs follow one another on the same data
+@lru_cache(maxsize=2)  # consecutive runs use the same data
 def _data(name: str, share: float, noise: float, hold_out: float, root: Path | None, device: str) -> DataSet:
     data = load(name, root)
     if share < 1:
@@ -74,7 +73,9 @@ class Batches:
         self.auxiliary = recipe.auxiliary if auxiliary else ""
         self.dtype = torch.float64 if recipe.precision == "float64" else torch.float32
         self.examples = len(data.train)
-        self.steps = self.examples // recipe.batch  # an epoch; all batches are full, the rest waits for another order
+        self.steps = (
+            self.examples // recipe.batch
+        )  # per epoch; all batches are full, so an epoch leaves out the last few examples of its order
         if self.steps == 0:
             raise UserError(f"batch {recipe.batch} is larger than the {self.examples} training examples")
         if recipe.batch % ranks:
@@ -83,7 +84,7 @@ class Batches:
         self._fixed: Any = None
 
     def of_epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, Any]]:
-        """Inputs, targets, and the auxiliary batch where there is one."""
+        """Inputs, targets, and the auxiliary batch or None."""
         main = self._pass(epoch, "main")
         pairs: Iterable[Any]
         if self.auxiliary == "fresh":
@@ -108,7 +109,7 @@ class Batches:
             yield self._changed(inputs, targets, seed_for(recipe.seed, purpose, epoch, step, self.rank))
 
     def _changed(self, inputs: Tensor, targets: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """Augmented, scaled, mixed."""
+        """The batch after augmentation, scaling and mixup."""
         recipe = self.recipe
         if recipe.augmentation != "none":
             from ..data.augmentation import augment
@@ -122,6 +123,6 @@ class Batches:
         return inputs, targets
 
     def of_test(self, size: int = 1000) -> Iterator[tuple[Tensor, Tensor]]:
-        """The test set, in its order."""
+        """Batches of the test set, in stored order."""
         for inputs, targets in self.data.batches("test", size):
             yield prepare(inputs, self.data, self.dtype), targets

@@ -1,6 +1,6 @@
-"""How curved the place is where a run ended: a few numbers and two figures, on a fixed part of the training data.
+"""The curvature of the loss at the end of a run: a few numbers and two figures, on a fixed part of the training data.
 
-The work is bounded by a number of Hessian products and not by seconds, so that the same weights give the same numbers.
+The work is bounded by a number of Hessian-vector products, not by time, so that the same weights give the same numbers.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 
 def check_products(products: int) -> None:
-    """Refuse too few for an error bar: now, and not when a long training has ended."""
+    """Raise if there are too few products for an error bar: before training, not after it."""
     if products < FEWEST_PRODUCTS:
         raise ValueError(f"products must be at least {FEWEST_PRODUCTS}, got {products}")
 
 
 @dataclass(frozen=True)
 class Measuring:
-    """How much to measure. Called with a run, gives the record's `curvature`."""
+    """What to measure. Called with a run, it returns the record's `curvature`."""
 
     rho: float = 0.05
-    samples: int = 512  # the same ones for every run on the same data
+    samples: int = 512  # the same examples for every run on the same data
     probes: int = 8
-    dimension: int = 64  # products for the density; the top eigenvalue and the trace go on from there
-    products: int = 200  # more, for each of those two, at most
-    points: int = 11  # a side of the landscape; 0 for none
+    dimension: int = 64  # products for the density; the top eigenvalue and the trace start from these
+    products: int = 200  # at most so many more for each of the two
+    points: int = 11  # per side of the landscape; 0: no landscape
     reach: float = 0.5
 
     def __post_init__(self):
         check_products(self.products)
 
     def __call__(self, run: Run) -> dict[str, Any] | None:
-        """Top eigenvalue, trace, sharpness, density and landscape. None where the model is spread over processes."""
+        """Top eigenvalue, trace, sharpness, density and landscape; None if the model is sharded over processes."""
         if run.ranks.kind == "fsdp2":
             return None
         objective = Objective(run.net, cross_entropy, self._examples(run))
@@ -75,7 +75,7 @@ class Measuring:
         return {"axis": slice_.across.tolist(), "loss": slice_.losses.tolist()}
 
     def _examples(self, run: Run) -> list[Any]:
-        """Batches of examples as the model takes them, without augmentation."""
+        """Batches of prepared examples, without augmentation."""
         count = min(self.samples, len(run.data.train))
         rows = torch.randperm(len(run.data.train), generator=generator_for("measured"))[:count]
         batches = run.data.batches("train", 512, rows.to(run.device))

@@ -1,6 +1,6 @@
-"""Training on several processes: what differs from training alone, and nothing else.
+"""Distributed training: everything that differs from training in one process.
 
-Started by torchrun. Each rank trains on its part of every batch; rank 0 writes the records.
+torchrun starts the processes. Each rank trains on its part of every batch; rank 0 writes the records.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...support.errors import UserError
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among others; the default is training alone."""
+    """This process among all ranks; the default is a single process."""
 
     kind: str = ""  # "", "ddp" or "fsdp2"
     rank: int = 0
@@ -27,11 +27,11 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this rank writes and prints."""
+        """Whether this is the rank that writes and prints."""
         return self.rank == 0
 
     def wrapped(self, net: nn.Module, device: torch.device, compiled: bool = False) -> Any:
-        """What to call in training. The net itself is left as it is: curvature differentiates it twice."""
+        """The module to call in training. `net` itself stays unwrapped: curvature differentiates it twice."""
         if self.kind == "ddp":
             inner: Any = torch.compile(net) if compiled else net
             return nn.parallel.DistributedDataParallel(inner, device_ids=[device] if device.type == "cuda" else None)
@@ -45,28 +45,28 @@ class Ranks:
         return torch.compile(net) if compiled else net
 
     def mean_(self, totals: Tensor) -> Tensor:
-        """Averaged over the ranks, in place."""
+        """The mean over the ranks, in place."""
         if self.kind:
             dist.all_reduce(totals)
             totals /= self.world
         return totals
 
-    def least_(self, value: Tensor) -> Tensor:
+    def minimum_(self, value: Tensor) -> Tensor:
         """The smallest of the ranks' values, in place."""
         if self.kind:
             dist.all_reduce(value, dist.ReduceOp.MIN)
         return value
 
-    def told(self, what: Any) -> Any:
-        """What rank 0 says."""
+    def broadcast(self, value: Any) -> Any:
+        """The value of rank 0, on every rank."""
         if not self.kind:
-            return what
-        box = [what]
+            return value
+        box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def state(self, net: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Weights and optimizer state, whole. Every rank must ask."""
+        """Unsharded weights and optimizer state. Every rank must call it."""
         if self.kind != "fsdp2":
             return net.state_dict(), optimizer.state_dict()
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
@@ -75,7 +75,7 @@ class Ranks:
         return get_state_dict(net, optimizer, options=options)
 
     def load(self, net: nn.Module, optimizer: Optimizer, weights: dict[str, Any], state: dict[str, Any]) -> None:
-        """Put `state`'s result back."""
+        """Load what `state` returned."""
         if self.kind != "fsdp2":
             net.load_state_dict(weights)
             optimizer.load_state_dict(state)
@@ -90,7 +90,7 @@ ALONE = Ranks()
 
 
 def join(kind: str, device: str) -> Ranks:
-    """Join the other ranks that torchrun has started."""
+    """Join the process group of the ranks that torchrun has started."""
     if kind not in ("ddp", "fsdp2"):
         raise UserError(f"--distributed is ddp or fsdp2, not {kind!r}")
     if "LOCAL_RANK" not in os.environ:

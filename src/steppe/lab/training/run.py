@@ -26,7 +26,7 @@ from ...support.files import whole_file
 from ..data import DataSet
 from ..models import build
 from ..recipe.recipe import Recipe
-from ..records import Record, new_record, now, write_record
+from ..records import Epoch, Record, new_record, now, write_record
 from .base_optimizers import make_base
 from .batches import Batches, data_for, default_generator, seed_for
 from .checkpoints import read_checkpoint, write_weights
@@ -37,8 +37,8 @@ from .ranks import ALONE, Ranks
 class Run:
     """One recipe in training.
 
-    `folder` is where its record goes (None: nowhere); `logger` anything with ``add_scalar(name, value, step)`` and
-    ``close()``; `measure` a function of the run that returns its curvature when it is done.
+    `folder` is where its record is written (None: nowhere); `logger` is anything with ``add_scalar(name, value, step)``
+    and ``close()``; `measure` is called with the finished run and returns its curvature.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Run:
     ):
         self.recipe, self.folder, self.device, self.ranks = recipe, folder, torch.device(device), ranks
         self.logger, self.measure, self.keep_weights = logger, measure, keep_weights
-        self.share_of_time = 1.0  # when runs take turns, each is charged its part
+        self.share_of_time = 1.0  # of the process, which runs in round robin share
         method = recipe.build_method()
         if "lr" in method.needs and (recipe.schedule != "constant" or recipe.warmup):
             raise UserError(f"{method.name} sets the learning rate itself: give it no schedule and no warm-up")
@@ -68,7 +68,7 @@ class Run:
         self.net = build(recipe.model, self.data.input_shape, self.data.classes, **dict(recipe.model_settings))
         self.net.to(self.device, parameter_dtype(recipe.precision))
         if self.device.type == "cuda":
-            # What its convolutions are fastest with.
+            # Convolutions are fastest in this memory format.
             self.net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         self.model = ranks.wrapped(self.net, self.device, recipe.compile)
         self.optimizer = SharpnessAware(
@@ -77,39 +77,38 @@ class Run:
         self.scaler = scaler(recipe.precision, self.device)
         self.batches = Batches(recipe, self.data, "auxiliary" in method.needs, self.device, ranks.rank, ranks.world)
         exact = torch.float32 if self.device.type == "mps" else torch.float64
-        self.totals = torch.zeros(3, dtype=exact, device=self.device)  # loss, right answers, steps while all was finite
+        self.totals = torch.zeros(
+            3, dtype=exact, device=self.device
+        )  # loss, correct answers, steps before the first non-finite loss
         self._test_totals = torch.zeros(2, dtype=exact, device=self.device)
-        # No circle with what is recorded: a run that has ended must leave a GPU's memory at once.
+        # Weak: a reference cycle with the recorded graphs would keep GPU memory until the next garbage collection.
         me = weakref.proxy(self)
         clip = (lambda: me._clip()) if recipe.clip else None
         self._step = capture(lambda *batch: me._loss(*batch), self.optimizer, scaler=self.scaler, between=clip)
         count = lambda *batch: me._count_test(*batch)  # noqa: E731
         self._test = Replayed(count) if ranks.world == 1 else count
-        self._looks_before = 0  # in earlier processes
+        self._looks_before = 0  # looks of earlier processes, before the checkpoint
         self._random = default_generator(self.device)
         self.record: Record = new_record(recipe, role, label, device)
-        self.record |= {
-            "parameters": sum(p.numel() for p in self.net.parameters()),
-            "train_examples": len(self.data.train),
-            "test_examples": len(self.data.test),
-        }
+        self.record["parameters"] = sum(p.numel() for p in self.net.parameters())
+        self.record["train_examples"], self.record["test_examples"] = len(self.data.train), len(self.data.test)
         self._resume()
 
     # One step
 
     def step(self, inputs: Tensor, targets: Tensor, auxiliary: tuple[Tensor, Tensor] | None = None) -> None:
-        """One step of the optimizer: on a GPU, after the first few, a recorded one that is replayed."""
+        """One step of the optimizer. On a GPU, after a few eager steps, it replays a captured graph."""
         self._step(inputs, targets, auxiliary=auxiliary)
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """A batch's loss; in the first look of a step, added to the epoch's totals. Nothing waits for the device."""
+        """A batch's loss. The first look of a step adds it to the epoch's totals, without synchronisation."""
         with autocast(self.recipe.precision, self.device):
             logits = self.model(inputs)
             loss = F.cross_entropy(logits, targets)
         if self._step.look == 0:
             self.totals[0] += loss.detach()
             self.totals[1] += _right(logits.detach(), targets)
-            self.totals[2] += self.totals[0].isfinite()  # once it is not, it never is again
+            self.totals[2] += self.totals[0].isfinite()  # a sum that is not finite stays so
         return loss
 
     def _clip(self) -> None:
@@ -118,7 +117,7 @@ class Run:
     # All steps
 
     def train(self) -> Iterator[None]:
-        """Train to the end, or on from where the last process stopped; yield after every step."""
+        """Train to the end, starting from the checkpoint if there is one; yield after every step."""
         while self.record["status"] == "running" and len(self.record["epochs"]) < self.recipe.epochs:
             yield from self._epoch(len(self.record["epochs"]) + 1)
             self._save()
@@ -134,29 +133,30 @@ class Run:
             if "lr" not in self.optimizer.method.needs:
                 for group in self.optimizer.param_groups:
                     group["lr"] = recipe.lr_at((epoch - 1) * batches.steps + step, batches.steps)
-            self._random.manual_seed(seed_for(recipe.seed, "model", epoch, step, self.ranks.rank))  # dropout's masks
+            self._random.manual_seed(seed_for(recipe.seed, "model", epoch, step, self.ranks.rank))  # for dropout
             self.step(inputs, targets, auxiliary)
             for name, value in self.optimizer.metrics.items():
-                if isinstance(value, Tensor):  # numbers are averaged; of vectors (GAM's γ) the last is kept
+                if isinstance(value, Tensor):  # numbers are averaged; of a vector (GAM's γ) the last value is kept
                     total, count = sums.get(name, (0.0, 0))
                     sums[name] = (value if value.dim() else total + value, 1 if value.dim() else count + 1)
             yield
-        finite_steps = int(self.ranks.least_(self.totals[2:].clone()))
-        train_loss, right, _ = self.ranks.mean_(self.totals).tolist()  # here, once an epoch, we wait for the device
-        last = self.record["epochs"][-1] if self.record["epochs"] else {"seconds": 0.0}
+        finite_steps = int(self.ranks.minimum_(self.totals[2:].clone()))
+        train_loss, right, _ = self.ranks.mean_(self.totals).tolist()  # the only synchronisation in an epoch
+        before = self.record["epochs"][-1]["seconds"] if self.record["epochs"] else 0.0
         seconds = (time.perf_counter() - began) * self.share_of_time
-        entry: dict[str, Any] = {
+        test = self.ranks.broadcast(self.evaluate())
+        entry: Epoch = {
             "epoch": epoch,
             "train_loss": train_loss / batches.steps,
             "train_accuracy": right * self.ranks.world / (batches.steps * recipe.batch),
-        }
-        entry |= self.ranks.told(self.evaluate())
-        entry |= {
+            "test_loss": test["test_loss"],
+            "test_accuracy": test["test_accuracy"],
             "lr": float(self.optimizer.param_groups[0]["lr"]),
-            "seconds": last["seconds"] + seconds,
+            "seconds": before + seconds,
             "gradients": self._looks_before + self._step.looks,
             "metrics": {name: (total / count).tolist() for name, (total, count) in sums.items()},
         }
+        entry.update(test)  # a subclass may evaluate more
         self.record["epochs"].append(entry)
         for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "lr") if self.logger else ():
             self.logger.add_scalar(name, entry[name], epoch)
@@ -192,11 +192,11 @@ class Run:
 
     @property
     def checkpoint(self) -> Path | None:
-        """Where the run is saved until it is done."""
+        """The file of the checkpoint, which exists until the run has ended."""
         return None if self.folder is None else self.folder / f"{self.recipe.key}.ckpt"
 
     def _save(self) -> None:
-        """The checkpoint first: it has the record inside, and is what a run goes on from."""
+        """Write the checkpoint, then the record. The checkpoint contains the record too: a run resumes from it."""
         weights, state = self.ranks.state(self.net, self.optimizer)
         if self.checkpoint is None or self.folder is None or not self.ranks.first:
             return
@@ -207,7 +207,7 @@ class Run:
 
     def _resume(self) -> None:
         path = self.checkpoint if self.ranks.first else None
-        saved = self.ranks.told(None if path is None else read_checkpoint(path, self.record, self.device))
+        saved = self.ranks.broadcast(None if path is None else read_checkpoint(path, self.record, self.device))
         if saved is None:
             return
         try:
@@ -219,14 +219,22 @@ class Run:
             raise UserError(f"{unfit}: delete it to start anew ({describe(error)})") from None
         if self.scaler is not None:
             self.scaler.load_state_dict(saved["scaler"])
-        kept = ("status", "epochs", "verdict", "started")
-        self.record |= {name: saved["record"][name] for name in kept}
-        self._looks_before = self.record["epochs"][-1]["gradients"]
+        record, then = self.record, saved["record"]
+        record["status"], record["epochs"] = then["status"], then["epochs"]
+        record["verdict"], record["started"] = then["verdict"], then["started"]
+        self._looks_before = record["epochs"][-1]["gradients"]
 
     def _finish(self) -> None:
         record = self.record
-        names = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "seconds", "gradients")
-        record["final"] = {name: record["epochs"][-1][name] for name in names}
+        last = record["epochs"][-1]
+        record["final"] = {
+            "test_accuracy": last["test_accuracy"],
+            "test_loss": last["test_loss"],
+            "train_accuracy": last["train_accuracy"],
+            "train_loss": last["train_loss"],
+            "seconds": last["seconds"],
+            "gradients": last["gradients"],
+        }
         if record["status"] == "running":
             if self.measure is not None and self.ranks.first:
                 record["curvature"] = self.measure(self)
@@ -246,5 +254,5 @@ class Run:
 
 
 def _right(logits: Tensor, targets: Tensor) -> Tensor:
-    """How many answers are right; with mixed targets, the one that weighs most counts."""
+    """The number of correct answers; with mixed targets, the class with the largest weight counts."""
     return (logits.argmax(1) == (targets.argmax(1) if targets.dim() > 1 else targets)).sum()
