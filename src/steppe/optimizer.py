@@ -23,6 +23,7 @@ from .engine.closures import Closures, closures_for, evaluate, hessian_product
 from .engine.groups import Groups
 from .engine.looks import Pass, Products, Surroundings
 from .engine.random_vectors import Draws, seed_of
+from .engine.shards import NormGroup
 from .engine.state import MethodState
 from .engine.step import Outcome, Phase, Step
 from .method import Context, Method
@@ -48,6 +49,9 @@ class SharpnessAware(Optimizer):
         hvp: how Hessian-vector products are made, in methods that need them: from a "forward" or "central"
             difference of gradients, or "exact" by double backward (closures that do not call backward only).
         seed: of the method's random draws, which are the same on all ranks.
+        norm_group: the process group whose ranks hold other parameters of the same model, without being DTensors:
+            stages of a pipeline, experts. Norms and inner products are then sums over these ranks. Where only some
+            parameters differ between ranks, a function from a parameter to its group, or to None.
 
     >>> model = nn.Linear(2, 1)
     >>> opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), by_name("sam"), model=model)
@@ -64,10 +68,12 @@ class SharpnessAware(Optimizer):
         local: bool = False,
         hvp: Products = "forward",
         seed: int = 0,
+        norm_group: NormGroup | None = None,
     ):
         checks.check_settings(base, method, model, local, hvp, SharpnessAware)
         self.base, self.method, self.model, self.local = base, method, model, local
         self.hvp: Products = hvp
+        self.norm_group = norm_group
         self.metrics: dict[str, Any] = {}
         self.under_way = Step()
         self._memory = MethodState()
@@ -125,9 +131,7 @@ class SharpnessAware(Optimizer):
         space = self._space()
         self._refuse_leftovers(space)
         if self.hvp == "exact" and "hvp" in self.method.needs:
-            raise RuntimeError(
-                'hvp="exact" needs a closure that returns a graph: use step(closure) or gradient(closure)'
-            )
+            raise RuntimeError('hvp="exact" needs closures that return a graph: use step(closure) or gradient(closure)')
         return self._start(space, scaler, first_done=False)
 
     def gradient(
@@ -274,10 +278,7 @@ class SharpnessAware(Optimizer):
     def _make_state(self) -> None:
         """A step with nothing to step on: what distributed checkpointing does, at lr 0, to have state created."""
         if any(float(group.get("lr", 1)) != 0 for group in self.param_groups):
-            raise RuntimeError(
-                "step() needs a direction: call step(closure), or run your forward and backward in "
-                "`for _ in opt.passes():` first"
-            )
+            raise RuntimeError("step() needs a direction: call step(closure), or loop over opt.passes() first")
         self._space()  # and with it the method's memory
         self.base.step()
 
@@ -374,7 +375,7 @@ class SharpnessAware(Optimizer):
         params = self._groups.trainable()
         if not params:
             raise RuntimeError("the base optimizer has no parameter that requires a gradient")
-        before, space = self.under_way.space, self.under_way.space_for(params, *self._groups.flags())
+        before, space = self.under_way.space, self.under_way.space_for(params, *self._groups.flags(), self.norm_group)
         if space is not before:
             checks.drop_used(self._groups.all_params())
         self._memory.prepare(self.method, space)
@@ -389,7 +390,7 @@ def wrap(base: Optimizer, method: str | Method, model: nn.Module | None = None, 
     >>> opt.method.rho
     0.1
     """
-    own = {name: settings.pop(name) for name in ("local", "hvp", "seed") if name in settings}
+    own = {name: settings.pop(name) for name in ("local", "hvp", "seed", "norm_group") if name in settings}
     if isinstance(method, str):
         method = by_name(method, **settings)
     elif settings:

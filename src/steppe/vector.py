@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .engine import tensor_lists
-from .engine.shards import local, shard_groups, sum_over_shards, wrap_like
+from .engine.shards import NormGroup, local, shard_groups, sum_over_shards, wrap_like
 from .engine.tensor_lists import Factor, is_one, multiplied_out, times
 
 TINY = 1e-12  # guards every division by a norm
@@ -33,7 +33,8 @@ class Space:
     """What all vectors of one step share: the parameters, who holds which shard, what their groups ask for.
 
     `perturbed` and `adaptive` say, for each parameter, whether looks may move it, and whether adaptive methods
-    measure it in its own size; None stands for all.
+    measure it in its own size; None stands for all. `norm_group` are the ranks that hold other parameters of the same
+    model: norms and inner products are sums over them too.
     """
 
     def __init__(
@@ -41,25 +42,34 @@ class Space:
         params: Iterable[Tensor],
         perturbed: Sequence[bool] | None = None,
         adaptive: Sequence[bool] | None = None,
+        norm_group: NormGroup | None = None,
     ):
         self.params = list(params)
         self.perturbed, self.adaptive = _unless_all(perturbed), _unless_all(adaptive)
         self._dtypes, self._devices = [p.dtype for p in self.params], [p.device for p in self.params]
-        groups = [shard_groups(p) for p in self.params]
+        self.norm_group = norm_group
+        groups = [shard_groups(p, norm_group) for p in self.params]
         self._shard_groups = groups if any(groups) else None
         self._sharded = any(local(p) is not p for p in self.params)
         self._in_one_place = not any(groups) and len(set(self._devices)) <= 1
 
     def __reduce__(self):  # process groups cannot be pickled; they follow from the parameters
-        return Space, (self.params, self.perturbed, self.adaptive)
+        return Space, (self.params, self.perturbed, self.adaptive, self.norm_group)
 
-    def fits(self, params: list[Tensor], perturbed: Sequence[bool] | None, adaptive: Sequence[bool] | None) -> bool:
+    def fits(
+        self,
+        params: list[Tensor],
+        perturbed: Sequence[bool] | None,
+        adaptive: Sequence[bool] | None,
+        norm_group: NormGroup | None = None,
+    ) -> bool:
         """Whether a space made of these would be this one."""
         return (
             same(params, self.params)
             and [p.device for p in params] == self._devices
             and [p.dtype for p in params] == self._dtypes
             and (_unless_all(perturbed), _unless_all(adaptive)) == (self.perturbed, self.adaptive)
+            and norm_group is self.norm_group
         )
 
     def pieces(self) -> list[Tensor]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import sys
 import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..method import Method
+from .replicas import replicated, sharded_by_fsdp1
 from .shards import local as local_part
+from .shards import sharded
+
+# Optimizers of other libraries that need more than a gradient: second derivatives, or a loss to evaluate themselves.
+_NOT_ONE_GRADIENT = frozenset({"AdaHessian", "Adahessian", "SophiaH", "AliG", "BSAM", "bSAM", "PAL", "PoNoS"})
 
 
 def check_settings(base: Any, method: Any, model: Any, local: bool, hvp: str, own: type) -> None:
@@ -21,16 +28,54 @@ def check_settings(base: Any, method: Any, model: Any, local: bool, hvp: str, ow
         raise TypeError(f"base must be a torch.optim.Optimizer, not {base!r}; build it first, then wrap it")
     if not base.param_groups:  # what Lightning makes where configure_optimizers returns None
         raise ValueError("the base optimizer has no parameters")
-    if isinstance(base, (LBFGS, SparseAdam, own)):
+    if isinstance(base, own):
         raise TypeError(f"{type(base).__name__} cannot be the base: it does not step on one dense gradient")
+    _refuse_base(base)
     if not isinstance(method, Method):
         raise TypeError(f"method must be a method such as SAM(), not {method!r}; by name: steppe.wrap")
     if model is not None and not isinstance(model, nn.Module):
-        raise TypeError(f"model must be the module that is trained, not {model!r}")
-    if local and not isinstance(model, DistributedDataParallel):
+        raise TypeError(f"model must be the module that is trained, not {model!r}{_stage_hint(model)}")
+    check_model(model)
+    if local and replicated(model) is None:
         raise ValueError("local=True needs model=, wrapped in DistributedDataParallel (FSDP2 cannot look locally)")
     if hvp not in ("forward", "central", "exact"):
         raise ValueError(f'hvp must be "forward", "central" or "exact", not {hvp!r}')
+
+
+def _stage_hint(model: Any) -> str:
+    pipelining = sys.modules.get("torch.distributed.pipelining.stage")
+    if pipelining is None or not isinstance(model, pipelining._PipelineStageBase):
+        return ""
+    return "; for a pipeline stage give model=stage.submod and norm_group=, the group of the stages' ranks"
+
+
+def _refuse_base(base: Optimizer) -> None:
+    """Bases that do not step on the one gradient in p.grad."""
+    name, library = type(base).__name__, type(base).__module__.split(".")[0]
+    if library == "opacus":
+        raise TypeError(
+            "Opacus takes gradients from grad_sample, to which every look would add, and accounts for one of them: "
+            "train privately with the plain optimizer"
+        )
+    if library == "deepspeed":
+        raise TypeError("a DeepSpeed engine keeps gradients to itself: shard with FSDP2 (fully_shard) instead")
+    closure = inspect.signature(base.step).parameters.get("closure")
+    needs_closure = closure is not None and closure.default is inspect.Parameter.empty
+    if needs_closure or name in _NOT_ONE_GRADIENT or isinstance(base, (LBFGS, SparseAdam)):
+        raise TypeError(f"{name} cannot be the base: it does not step on one dense gradient")
+
+
+def check_model(model: nn.Module | None) -> None:
+    """The model, as it is trained."""
+    if model is None:
+        return
+    if type(model).__module__.split(".")[0] == "deepspeed":
+        raise TypeError("a DeepSpeed engine keeps gradients to itself: shard with FSDP2 (fully_shard) instead")
+    if sharded_by_fsdp1(model):
+        raise TypeError(
+            "FullyShardedDataParallel (FSDP1) is not supported: its shards do not say what part of a weight they are. "
+            "Use FSDP2: torch.distributed.fsdp.fully_shard"
+        )
 
 
 def check_group(group: dict[str, Any]) -> None:
@@ -42,6 +87,8 @@ def check_group(group: dict[str, Any]) -> None:
         raise ValueError("a method's looks ascend the loss, so maximize=True would seek sharp places: minimise -loss")
     if any(p.is_complex() for p in group["params"]):
         raise TypeError("complex parameters are not supported; keep torch.view_as_real(p) as the parameter")
+    if any(is_traceable_wrapper_subclass(p) and not sharded(p) for p in group["params"]):
+        raise TypeError("quantised parameters are not supported: a small perturbation would be rounded away")
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in group["params"]):
         warnings.warn(
             "half-precision parameters round most of a small perturbation away; keep them in float32 and use "

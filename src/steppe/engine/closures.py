@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.parallel import DistributedDataParallel
 
 from ..vector import Vector
 from . import replicas
@@ -69,7 +68,7 @@ def hessian_product(closures: Closures, look: Pass, params: Sequence[Tensor], mo
             product = vector.space.vector(rows)
             total = product if total is None else total + product
     assert total is not None
-    if isinstance(model, DistributedDataParallel):
+    if replicas.replicated(model) is not None:
         replicas.average_(total.tensors, model)
     look.product = type(look.product)(Vector(total.tensors, vector.space), look.product.at, look.product.seen)
 

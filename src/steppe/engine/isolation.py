@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..vector import same
+from .host_random import FIRST_STEPS, HostRandomState, may_draw
 from .precision import Precision
 from .replicas import fully_sharded
 from .shards import local
@@ -42,7 +43,10 @@ class Snapshot:
         self._memory = [buffer.detach() for buffer in self._strided]
         self._addresses = [buffer.data_ptr() for buffer in self._strided]
         self._devices = [device for device in devices if device.type not in ("cpu", "meta")]
-        self._random_states = [_random_state(device) for device in (torch.device("cpu"), *self._devices)]
+        own = [g for module in modules for g in vars(module).values() if isinstance(g, torch.Generator)]
+        self._random_states = [_random_state(torch.device("cpu")), *((g.get_state, g.set_state) for g in own)]
+        self._host_states = len(self._random_states)
+        self._random_states += [_random_state(device) for device in self._devices]
         self.take()
 
     def take(self) -> None:
@@ -52,7 +56,7 @@ class Snapshot:
         for sources, values in self._pairs:
             torch._foreach_copy_(values, sources)
         # A step that is being recorded has one random state for each look on its device: see Isolation.look_states.
-        known = self._random_states[:1] if _recording(self._devices) else self._random_states
+        known = self._random_states[: self._host_states] if _recording(self._devices) else self._random_states
         self._random = [(write, read()) for read, write in known]
 
     def restore(self) -> None:
@@ -94,6 +98,10 @@ class Isolation:
         self._sharded = [m for m in self._modules if fully_sharded(m)]
         self._before = Snapshot(self._modules, self._devices, self._moving)
         self._after: Snapshot | None = None
+        self._may_draw, self._watched = may_draw(self._modules), FIRST_STEPS
+        self._host_before: HostRandomState | None = None
+        self._host_after: HostRandomState | None = None  # if the first look drew from those generators
+        self._watch()
         self._looked = False  # whether the state after the first look is known
         # Parameters of the model that belong to another optimizer: extra looks must not add to their gradients.
         ours = {id(p) for p in params}
@@ -114,7 +122,14 @@ class Isolation:
         self._looked = False
         self._versions = [p._version for p in self._others]
         self._before.take()
+        self._watch()
         return self
+
+    def _watch(self) -> None:
+        """Save the states of Python's and NumPy's generators, if the model may draw from them."""
+        self._watched -= 1
+        self._host_before = HostRandomState() if self._may_draw or self._watched >= 0 else None
+        self._host_after = None
 
     def before_extra_look(self) -> None:
         """Restore the state before the first look."""
@@ -126,9 +141,13 @@ class Isolation:
                 self._after = Snapshot(self._modules, self._devices, self._moving)
             self._others_grads = [p.grad for p in self._others]
             self._find_moving()
+            if self._host_before is not None and (now := HostRandomState()) != self._host_before:
+                self._may_draw, self._host_after = True, now
         for p in self._others:
             p.grad = None
         self._before.restore()
+        if self._host_before is not None and self._host_after is not None:
+            self._host_before.restore()
         self._draw_from(1)
 
     def after_last_look(self) -> None:
@@ -136,6 +155,8 @@ class Isolation:
         self._draw_from(0)
         if self._looked and self._after is not None:
             self._after.restore()
+            if self._host_after is not None:
+                self._host_after.restore()
             self._restore_found()
             self._return_gradients()
 
@@ -143,6 +164,8 @@ class Isolation:
         """After an exception: restore the state before the step."""
         self._draw_from(0)
         self._before.restore()
+        if self._host_before is not None:
+            self._host_before.restore()
         if self._looked:
             self._restore_found()
             self._return_gradients()

@@ -16,7 +16,7 @@ from ..vector import Space, Vector
 from . import replicas
 from .finite_difference import by_difference
 from .isolation import Isolation
-from .shards import local
+from .shards import local, reduced_like
 
 Products = Literal["forward", "central", "exact"]  # how Hessian-vector products are computed
 
@@ -186,7 +186,7 @@ class LookRunner:
         if "loss" in self.method.needs:
             if loss is None:
                 raise RuntimeError(f"{self.method.name} needs the loss of every look: call look.report(loss)")
-            loss = loss if self._around.local else replicas.mean(loss, self._around.model)
+            loss = loss if self._around.local else replicas.mean(loss, self._around.model, self.method.name)
         self.ctx.losses.append(loss)
         return Seen(self._collect(), loss)
 
@@ -197,7 +197,8 @@ class LookRunner:
         self.used = [used or grad is not None for used, grad in zip(self.used, grads, strict=True)]
         unusual = [g for g in grads if g is not None and (g.requires_grad or g.layout is not torch.strided)]
         if unusual or torch.distributed.is_initialized():
-            grads = [None if grad is None else _own(grad) for grad in grads]
+            pairs = zip(grads, self.space.params, strict=True)
+            grads = [None if grad is None else _own(reduced_like(grad, p)) for grad, p in pairs]
         vector = self.space.vector(grads)
         if self.scale is not None:
             self.scale.remove(vector)

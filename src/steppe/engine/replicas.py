@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from .shards import sharded
+
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
@@ -24,52 +26,97 @@ def fully_sharded(module: object) -> TypeGuard[FSDPModule]:
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
+def sharded_by_fsdp1(model: nn.Module) -> bool:
+    """Whether a part of a model is wrapped by FSDP1's FullyShardedDataParallel."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(m, fsdp.FullyShardedDataParallel) for m in model.modules())
+
+
+def uncompiled(model: nn.Module | None) -> Any:
+    """The module inside the wrappers of `torch.compile`."""
+    inner: Any = model
+    while hasattr(inner, "_orig_mod"):
+        inner = inner._orig_mod
+    return inner
+
+
+def replicated(model: nn.Module | None) -> DistributedDataParallel | None:
+    """The DDP model that a model is, also inside `torch.compile`."""
+    inner = uncompiled(model)
+    return inner if isinstance(inner, DistributedDataParallel) else None
+
+
 def average_(tensors: Sequence[Tensor], model: nn.Module | None) -> None:
     """Average tensors over a DDP model's replicas, in place."""
-    assert isinstance(model, DistributedDataParallel)
-    works: list[Any] = [torch.distributed.all_reduce(t, group=model.process_group, async_op=True) for t in tensors]
+    ddp = _require_replicated(model)
+    works: list[Any] = [torch.distributed.all_reduce(t, group=ddp.process_group, async_op=True) for t in tensors]
     for work in works:
         work.wait()
-    group: Any = model.process_group
+    group: Any = ddp.process_group
     torch._foreach_div_(list(tensors), torch.distributed.get_world_size(group))
 
 
-def mean(value: Tensor, model: nn.Module | None) -> Tensor:
-    """A number that each replica computed on its own data, averaged, so that all take the same decision."""
-    if not isinstance(model, DistributedDataParallel) and not fully_sharded(model):
+def mean(value: Tensor, model: nn.Module | None, method: str) -> Tensor:
+    """A number that each rank computed on its own data, averaged, so that all take the same decision."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return value
-    group: Any = getattr(model, "process_group", None)  # of FSDP2: all ranks
+    group = _group_of_losses(model, method)
     value = value.clone()
     torch.distributed.all_reduce(value, group=group)
     return value / torch.distributed.get_world_size(group)
 
 
+def _group_of_losses(model: nn.Module | None, method: str) -> Any:
+    """The ranks whose losses belong together (None: all of them). Ranks that decide by their own loss drift apart."""
+    modules = [] if model is None else list(uncompiled(model).modules())
+    for module in modules:
+        if isinstance(module, DistributedDataParallel):
+            return module.process_group
+    if any(fully_sharded(m) or _composed(m) or any(map(sharded, m.parameters(recurse=False))) for m in modules):
+        return None
+    raise RuntimeError(
+        f"{method} decides by the loss, there are {torch.distributed.get_world_size()} processes, and model= does not "
+        "show how they share it: give SharpnessAware the model as DDP or FSDP2 has wrapped it"
+    )
+
+
+def _composed(module: nn.Module) -> bool:
+    """Whether a composable function such as `replicate` was applied to a module."""
+    composable = sys.modules.get("torch.distributed._composable_state")
+    return composable is not None and composable._get_module_state(module) is not None
+
+
 def can_skip_sync(model: nn.Module | None) -> bool:
     """Whether DDP can skip the synchronisation of a pass: not in the first pass of a static graph, which it records."""
-    if not isinstance(model, DistributedDataParallel):
+    ddp = replicated(model)
+    if ddp is None:
         return False
-    return not model.static_graph or getattr(model, "_static_graph_delay_allreduce_enqueued", True)
+    return not ddp.static_graph or getattr(ddp, "_static_graph_delay_allreduce_enqueued", True)
 
 
 def no_sync(model: nn.Module | None) -> contextlib.AbstractContextManager[None]:
     """A pass whose gradients DDP does not synchronise, where that is possible."""
-    if isinstance(model, DistributedDataParallel) and can_skip_sync(model):
-        return model.no_sync()
-    return contextlib.nullcontext()
+    ddp = replicated(model)
+    return ddp.no_sync() if ddp is not None and can_skip_sync(model) else contextlib.nullcontext()
 
 
 def sync_buffers_next(model: nn.Module | None) -> None:
     """Let DDP broadcast rank 0's buffers in the next forward, as it does in each step of plain training."""
-    assert isinstance(model, DistributedDataParallel)
-    model.require_forward_param_sync = True
+    _require_replicated(model).require_forward_param_sync = True
 
 
 def used_anywhere(used: list[bool], model: nn.Module | None) -> list[bool]:
     """Which parameters any replica used. DDP itself finds out only if it was told that some may be unused."""
-    assert isinstance(model, DistributedDataParallel)
-    if not (model.find_unused_parameters or model.static_graph):
+    ddp = _require_replicated(model)
+    if not (ddp.find_unused_parameters or ddp.static_graph):
         return [True] * len(used)  # DDP requires it
-    flags = torch.tensor(used, dtype=torch.int32, device=next(model.parameters()).device)
-    torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX, group=model.process_group)
+    flags = torch.tensor(used, dtype=torch.int32, device=next(ddp.parameters()).device)
+    torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX, group=ddp.process_group)
     found: list[int] = flags.tolist()
     return [bool(flag) for flag in found]
+
+
+def _require_replicated(model: nn.Module | None) -> DistributedDataParallel:
+    ddp = replicated(model)
+    assert ddp is not None
+    return ddp

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 Groups = tuple[Any, ...]  # process groups
+NormGroup = Any  # a process group, or a function from a parameter to one or None
 
 
 def sharded(tensor: object) -> TypeGuard[DTensor]:
@@ -42,6 +43,13 @@ def wrap_like(tensor: Tensor, param: Tensor) -> Tensor:
     return DTensor.from_local(tensor, mesh, placements, run_check=False, shape=param.shape, stride=param.stride())
 
 
+def reduced_like(grad: Tensor, param: Tensor) -> Tensor:
+    """A gradient distributed as its parameter is: tensor parallelism leaves some as partial sums (SequenceParallel)."""
+    if not sharded(grad) or not sharded(param) or grad.placements == param.placements:
+        return grad
+    return grad.redistribute(param.device_mesh, param.placements)
+
+
 def shard_of(whole: Tensor, param: Tensor) -> Tensor:
     """The part of a whole tensor that this process holds of a parameter of the same shape."""
     if not sharded(param):
@@ -52,12 +60,14 @@ def shard_of(whole: Tensor, param: Tensor) -> Tensor:
     return whole[tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))].clone()
 
 
-def shard_groups(param: Tensor) -> Groups:
-    """The process groups whose ranks hold the other pieces of a parameter."""
+def shard_groups(param: Tensor, norm_group: NormGroup | None = None) -> Groups:
+    """The process groups whose ranks hold other pieces of a parameter, or (`norm_group`) of the model."""
+    extra = norm_group(param) if callable(norm_group) else norm_group
+    groups = () if extra is None else (extra,)
     if not sharded(param):
-        return ()
+        return groups
     placements = enumerate(param.placements)
-    return tuple(param.device_mesh.get_group(dim) for dim, p in placements if not p.is_replicate())
+    return (*(param.device_mesh.get_group(dim) for dim, p in placements if not p.is_replicate()), *groups)
 
 
 def sum_over_shards(parts: Sequence[Tensor], groups: Sequence[Groups]) -> Tensor:

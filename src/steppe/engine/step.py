@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import warnings
 import weakref
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from ..method import Context, Method
 from ..vector import Space, Vector
-from . import replicas
+from . import checks, replicas
 from .isolation import Isolation
 from .looks import Abandoned, LookRunner, LossScale, Pass, Surroundings
 from .random_vectors import Generators
@@ -64,6 +65,7 @@ class Step:
         self._scratch: Vector | None = None  # memory for a copy of the weights
         self._ready: Ready | None = None
         self._looks: weakref.ref[Generator[Pass, None, None]] | None = None
+        self._warned = False  # that no look saw a gradient
         self._noting: contextlib.ExitStack | None = None  # between `begin` and the looks: notes the precision
 
     @property
@@ -83,10 +85,10 @@ class Step:
         """The space of the last step."""
         return self._space
 
-    def space_for(self, params: list[Tensor], perturbed: Any, adaptive: Any) -> Space:
+    def space_for(self, params: list[Tensor], perturbed: Any, adaptive: Any, norm_group: Any = None) -> Space:
         """The space of a step on these parameters: the last one, if nothing has changed."""
-        if self._space is None or not self._space.fits(params, perturbed, adaptive):
-            self._space, self._scratch = Space(params, perturbed, adaptive), None
+        if self._space is None or not self._space.fits(params, perturbed, adaptive, norm_group):
+            self._space, self._scratch = Space(params, perturbed, adaptive, norm_group), None
         return self._space
 
     # Looking
@@ -129,6 +131,8 @@ class Step:
         torch.clear_autocast_cache()  # autocast around a whole loop has cached the weights of the step before
         before = self._isolation
         self._isolation = Isolation(model, params) if before is None else before.for_next_step(model, params)
+        if self._isolation is not before:
+            checks.check_model(model)  # trainers tell the optimizer of the wrapped model after it was made
         return self._isolation
 
     def _stop_noting(self) -> bool:
@@ -158,6 +162,9 @@ class Step:
                     replicas.average_(wish.tensors if isinstance(wish, Vector) else [wish], around.model)
             if runner.scale is not None:
                 runner.scale.restore(direction)
+        if not any(used) and not self._warned:
+            self._warned = True
+            warnings.warn("the loss reaches no parameter of this optimizer: nothing will be trained", stacklevel=2)
         for p, grad, has in zip(runner.space.params, runner.space.wrap(direction), used, strict=True):
             p.grad = grad if has else None  # no look saw a gradient: the base must not touch the parameter
         self._ready = Ready(runner.space, ctx)
