@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers.curvature_problems import Problem, problems
+from helpers.curvature_problems import NAMES, Problem, problems
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +19,6 @@ def all_problems() -> list[tuple[Problem, torch.Tensor]]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "index" in metafunc.fixturenames:
-        names = [problem.name for problem in problems()]
-        metafunc.parametrize("index", range(len(names)), ids=names)
+    chosen = any("index" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "index" in metafunc.fixturenames and not chosen:
+        metafunc.parametrize("index", range(len(NAMES)), ids=NAMES)

@@ -254,7 +254,10 @@ def test_figures_are_written(tmp_path, objective):
             assert path.stat().st_size > 1000
     pytest.importorskip("plotly", reason="plotly is not installed")
     figures.surface_html(shown, tmp_path / "surface.html")
-    assert "plotly" in (tmp_path / "surface.html").read_text()
+    page = (tmp_path / "surface.html").read_text(encoding="utf-8")
+    assert '"type":"surface"' in page and '"text":"first direction"' in page
+    assert all(str(value) in page for value in shown.losses.flatten().tolist())
+    assert "<script src=" not in page and "<link" not in page  # it needs no network
 
 
 def test_the_monitor_measures_every_so_often():

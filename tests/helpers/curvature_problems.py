@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
@@ -14,7 +15,35 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from steppe.curvature import Estimate
+
 IGNORED = -100
+SEEDS = range(90_000, 90_200)  # not those with which the constants of the estimators were chosen
+NAMES = [
+    "mlp", "mlp ragged", "mlp summed", "class weights", "squared error", "cnn, running statistics",
+    "cnn, batch statistics", "attention", "tied", "unused", "tokens, some ignored",
+]  # fmt: skip
+
+
+def some_slow(*fast: str) -> pytest.MarkDecorator:
+    """Parametrises `index` over all problems. All but the named ones are marked slow."""
+    assert set(fast) <= set(NAMES)
+    marks = {name: () if name in fast else pytest.mark.slow for name in NAMES}
+    return pytest.mark.parametrize("index", [pytest.param(i, id=n, marks=marks[n]) for i, n in enumerate(NAMES)])
+
+
+def symmetric(values: Tensor, seed: int = 0) -> Tensor:
+    """A matrix with given eigenvalues and random eigenvectors."""
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator, dtype=torch.float64))[0]
+    return (q * values) @ q.T
+
+
+def calibration(estimates: list[Estimate], truth: float) -> tuple[float, float]:
+    """How often the truth is in the 95% interval, and how often it is within three standard errors."""
+    covered = sum(e.low <= truth <= e.high for e in estimates)
+    near = sum(abs(e.value - truth) <= 3 * e.standard_error for e in estimates)
+    return covered / len(estimates), near / len(estimates)
 
 
 def digits(count: int, side: int = 8) -> tuple[Tensor, Tensor]:
@@ -187,6 +216,7 @@ def problems() -> list[Problem]:
         Problem("unused", Unused().double(), F.cross_entropy, ragged(small, 59, 1)),
         Problem("tokens, some ignored", Tokens().double(), token_loss, sequences),
     ]  # fmt: skip
+    assert [problem.name for problem in found] == NAMES
     for problem in found:
         if problem.mode == "eval":
             problem.model.eval()
