@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from steppe.papers import Experiment, experiments, find, modules
 from steppe.papers.claims import NOT_REPRODUCED, NOT_RUN, REPRODUCED, SMALLER
 from steppe.papers.definitions.s0 import ROWS
+from steppe.papers.experiment import Experiment
 from steppe.papers.figures import FIGURES, drawable
-from steppe.papers.run import Results
+from steppe.papers.registry import PAPERS, experiments, find
 from steppe.papers.show import HEADER, Line, fair, findings, lines, matrix, offset, run_on
+from steppe.papers.store import Results
 
 DOCS = Path(__file__).parent
 INTRO = """# The papers, run again
@@ -60,7 +61,7 @@ archives unpack. What is missing is named before training begins; it leaves its 
 def page(results: Results) -> str:
     """The page's text."""
     parts = [INTRO, _summary(results)]
-    for module in modules().values():
+    for module in PAPERS.values():
         parts.append(f"## {module.TITLE}\n")
         if module.EXPERIMENTS[0].paper == "s2":
             parts.append("The paper calls its method GAM; here it is GNAM, since S0's has that name.\n")
@@ -71,7 +72,7 @@ def page(results: Results) -> str:
 def _summary(results: Results) -> str:
     rows = ["| | " + " | ".join(_VERDICTS) + " |", "|---" * (len(_VERDICTS) + 1) + "|"]
     words, surprises, tested = [], [], False
-    for module in modules().values():
+    for module in PAPERS.values():
         mine = [experiment for experiment in experiments().values() if experiment in module.EXPERIMENTS]
         shown = [line for experiment in mine for line in lines(experiment, results) if line.judged is not None]
         counted = Counter(line.verdict for line in shown)

@@ -8,19 +8,16 @@ are quadratics with the same eigenvectors. Where the test loss has an eigenvalue
 loss has λ̃ = f(λ + noise), f(λ) = λ/2 + sin(10λ)/20. From gradients alone, GAM with T = 12 learns coefficients γ, and
 with them P(λ̃) = λ̃ + Σ γ_t λ̃^{t+1}, the eigenvalue as its perturbed gradient sees it. P(λ̃) should become λ.
 
-What the document leaves open, and what is done here: the eigenvalues and their noise are drawn once, the weights anew
-in each iteration, w − w* ~ N(0, I); and ∇L̃(ŵ) is compared with the test gradient at w, as Appendix D says, not at ŵ
-as in line 12 of Algorithm 1, where P = 0 would be the best answer.
-
-A method is a generator: it is driven by hand here, without a model and without autograd, in the basis of the
-eigenvectors. That is also the shortest way to try a method of your own on gradients you can write down.
+The losses and the loop are in `steppe.papers.quadratic`, which also says what the paper leaves open. The loop runs the
+method by hand, without a model and without autograd, in the basis of the eigenvectors: a method is a generator of
+looks, and anything that answers them can run it.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib
@@ -30,44 +27,8 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from steppe import GAM, HVP, Context, Look, Seen, Vector
-from steppe.engine.random_vectors import Draws
 from steppe.methods.gam import transformation
-
-
-def f(x: Tensor) -> Tensor:
-    """From an eigenvalue of the test loss to one of the training loss."""
-    return x / 2 + torch.sin(10 * x) / 20
-
-
-def learn(true: Tensor, observed: Tensor, method: GAM, iterations: Iterable[int]) -> Tensor:
-    """γ, from gradients of the two quadratics ½ Σ λ̃ w² and ½ Σ λ w²."""
-    space = Vector([observed]).space
-    memory = method.memory(space)
-    for step in iterations:
-        w = torch.randn_like(observed)
-        ctx = Context(step, 0.0, lambda w=w: Vector([w], space), Draws(space, seed=0, step=step), memory)
-
-        def answer(ask: Look | HVP, w: Tensor = w) -> Seen | Vector:
-            """What there is to see: the training gradient anywhere, the test gradient at w."""
-            if isinstance(ask, HVP):
-                hessian = observed if ask.at.batch == "main" else torch.zeros_like(observed)
-                return Vector([hessian * ask.vector.tensors[0]], space)
-            if ask.batch == "auxiliary":
-                return Seen(Vector([true * w], space))
-            return Seen(Vector([observed * (w if ask.offset is None else w + ask.offset.tensors[0])], space))
-
-        looks = method.looks(ctx)
-        ask = next(looks)
-        while ask is not None:
-            try:
-                ask = looks.send(answer(ask))
-            except StopIteration:  # with the direction; the weights do not follow it here
-                ask = None
-        memory = ctx.remembered
-    gamma = memory["gamma"]
-    assert isinstance(gamma, Tensor)
-    return gamma
+from steppe.papers.quadratic import Quadratics, f, learn, paper_method
 
 
 def progress(count: int) -> Iterator[int]:
@@ -83,7 +44,8 @@ def progress(count: int) -> Iterator[int]:
         yield from track(range(count), description="Learning γ")
 
 
-def picture(true: Tensor, observed: Tensor, gamma: Tensor, iterations: int, path: Path) -> None:
+def draw(problem: Quadratics, gamma: Tensor, iterations: int, path: Path) -> None:
+    true, observed = problem.true, problem.observed
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(6.4, 5.2), sharex=True, height_ratios=(5, 1), layout="constrained"
@@ -119,23 +81,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("runs/learned_transformation.png"))
     args = parser.parse_args()
-    torch.set_num_threads(1)  # fifteen numbers at a time
-    torch.manual_seed(args.seed)
-    true = 1 + torch.rand(15, dtype=torch.float64)
-    observed = f(true + 0.01 * torch.randn_like(true))
-    method = GAM(T=12, eps=0.1, discrepancy="squared")  # γ by Adam 1e-3, the default
+    torch.set_num_threads(1)  # the vectors have fifteen entries
+    problem = Quadratics.drawn(args.seed)
     started = time.perf_counter()
-    gamma = learn(true, observed, method, progress(args.iterations))
+    gamma = learn(problem, paper_method(), progress(args.iterations))
     seconds = time.perf_counter() - started
-
-    def error(guess: Tensor) -> float:
-        return float((guess - true).square().mean().sqrt())
-
     print(f"γ = {', '.join(f'{g:.2f}' for g in gamma)}   ({seconds:.0f} s)")
-    print(f"distance to the true eigenvalues: {error(observed):.3f} as observed,", end=" ")
-    print(f"{error(transformation(gamma, observed)):.3f} as transformed (root mean square)")
-    picture(true, observed, gamma, args.iterations, args.output)
-    print(f"picture: {args.output}")
+    print(f"distance to the true eigenvalues: {problem.distance(problem.observed):.3f} as observed,", end=" ")
+    print(f"{problem.distance(transformation(gamma, problem.observed)):.3f} as transformed (root mean square)")
+    draw(problem, gamma, args.iterations, args.output)
+    print(f"figure: {args.output}")
 
 
 if __name__ == "__main__":

@@ -97,13 +97,13 @@ def paper(name: str) -> str:
     results, source = paper_results(), ROOT / "src" / "steppe" / "papers"
     found = drawable(name, results)
     assert found is not None, f"nothing of {name} was run: python docs/make_papers.py"
-    made_from = [source / "figures.py", source / "drawing.py", described(found)]
+    made_from = [source / "figures.py", source / "plotting.py", described(found)]
     return kept(f"papers-{found.experiment.slug}", made_from, lambda: figure_of(name, results))
 
 
 @functools.cache
 def paper_results() -> Any:
     """All kept results."""
-    from steppe.papers.run import Results
+    from steppe.papers.store import Results
 
     return Results.read()

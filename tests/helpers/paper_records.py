@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from steppe.lab.records import new_record, write_record
-from steppe.papers import find
-from steppe.papers.run import Results, collect
+from steppe.papers.registry import find
+from steppe.papers.store import Results, collect
 
 CURVATURE = {
     "top": {"value": 3.0, "error": 0.01},

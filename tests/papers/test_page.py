@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from helpers.paper_records import CURVATURE, kept
-from steppe.papers import claims, experiments, find, trends
 from steppe.papers.figures import FIGURES, Kept, described, draw, drawable
-from steppe.papers.run import RESULTS, Results
+from steppe.papers.registry import claims, experiments, find, trends
 from steppe.papers.show import fair, lines, print_experiment
+from steppe.papers.store import Results, results_folder
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -58,12 +58,14 @@ def test_every_claim_points_to_a_record_or_says_not_run():
 
 
 def test_kept_results_are_of_cells_that_exist():
-    for path in RESULTS.glob("*.jsonl"):
+    results, files = Results.read(), list(results_folder().glob("*.jsonl"))
+    assert sorted(path.stem for path in files) == sorted(results.by_file) and len(files) > 10
+    for path in files:
         experiment = next(e for e in experiments().values() if e.slug == path.stem)
-        for runs in Results.read().by_file[path.stem].values():
+        for runs in results.by_file[path.stem].values():
             for line in runs.values():
                 assert line["scale"] in ("full", "small") and line["environment"]["torch"]
-                group = Results.read().of(experiment, line["cell"], line["scale"])
+                group = results.of(experiment, line["cell"], line["scale"])
                 assert line["key"] in [record["key"] for record in group.records]
 
 
@@ -96,7 +98,8 @@ def test_figures_are_drawn_and_marked(name, tmp_path):
 @pytest.mark.parametrize("name", ["s0/fig4", "s1/fig3"])
 def test_computed_figures(name, tmp_path, capsys):
     from steppe.lab.runner.local import Place
-    from steppe.papers.run import collect, plan, run
+    from steppe.papers.run import plan, run
+    from steppe.papers.store import collect
 
     experiment = find(name)
     run(plan(experiment, "smoke"), Place(tmp_path / "runs"))

@@ -9,8 +9,8 @@ import torch
 
 from steppe.lab.models import build
 from steppe.lab.runner.local import Place
-from steppe.papers import claims, experiments, find, trends
 from steppe.papers.experiment import SCALES, select
+from steppe.papers.registry import claims, experiments, find, trends
 from steppe.papers.run import Planned, plan, run
 from steppe.support.errors import UserError
 

@@ -10,16 +10,19 @@ import typer
 from ..support.errors import UserError
 
 if TYPE_CHECKING:
-    from ..papers.run import Results
+    from ..papers.store import Results
 
 Name = Annotated[str, typer.Argument(help="A table or figure: s0/table1. `steppe paper list` lists all.")]
 Scale = Annotated[str, typer.Option(help="full: as in the paper; small: fewer epochs; smoke: a step or two.")]
-Kept = Annotated[Path | None, typer.Option(help="Folder of kept results; by default those of the package.")]
+Kept = Annotated[
+    Path | None,
+    typer.Option(help="Folder of kept results; by default results/ of the source checkout, or of this folder."),
+]
 
 
 def kept_results(folder: Path | None) -> Results:
     """The results in a folder; by default those of the project."""
-    from ..papers.run import Results
+    from ..papers.store import Results
 
     if folder is not None and not folder.is_dir():
         raise UserError(f"there is no folder {folder}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..lab.statistics import FEWEST, Difference, Mean, holm, mean_of, paired
 from .experiment import Experiment
-from .run import Results
+from .store import Results
 
 REPRODUCED, NOT_REPRODUCED, SMALLER, NOT_RUN = "reproduced", "not reproduced", "run at smaller scale", "not run"
 NEAR = 2.0  # combined standard errors within which two numbers are taken to be the same

@@ -12,13 +12,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 from ..curvature.trace import FEWEST_PRODUCTS
 from ..lab.recipe.recipe import Recipe
 from ..lab.training.final_curvature import Measuring
 from ..support.errors import UserError, unknown
-from .measurements import Watch
+from .epoch_measurements import Watch
 
 SCALES = ("full", "small", "smoke")
 SETS = "steppe.papers.sets"
@@ -75,7 +76,26 @@ class Experiment:
     def recipe(self, cell: Cell, scale: str, seed: int = 0) -> Recipe:
         """What a cell trains at a scale."""
         assert cell.recipe is not None
-        return replace(_SCALED[scale](self, cell.recipe), seed=seed)
+        key = (cell.recipe, scale)
+        if key not in self._scaled:
+            self._scaled[key] = _SCALED[scale](self, cell.recipe)
+        return replace(self._scaled[key], seed=seed) if seed else self._scaled[key]
+
+    def identity(self, cell: Cell, scale: str) -> str:
+        """A text that all runs of a cell at a scale have in common, and runs of other recipes do not."""
+        assert cell.recipe is not None
+        key = (cell.recipe, scale)
+        if key not in self._identities:
+            self._identities[key] = without_seed(self.recipe(cell, scale).as_dict())
+        return self._identities[key]
+
+    @cached_property
+    def _scaled(self) -> dict[tuple[Recipe, str], Recipe]:
+        return {}  # making a recipe checks all its fields; results are looked up by it many times
+
+    @cached_property
+    def _identities(self) -> dict[tuple[Recipe, str], str]:
+        return {}
 
     def measuring_at(self, scale: str) -> Measuring | None:
         """How the end of a run is measured at a scale: at smoke scale on next to nothing, to see that it works."""
@@ -205,7 +225,7 @@ def differing(recipe: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in recipe.items() if value != _DEFAULT.get(name)}
 
 
-def registry(*papers: Iterable[Experiment]) -> dict[str, Experiment]:
+def by_name(*papers: Iterable[Experiment]) -> dict[str, Experiment]:
     """Experiments by name; two of one name, or two cells, are a mistake."""
     found: dict[str, Experiment] = {}
     for experiment in (one for paper in papers for one in paper):

@@ -14,12 +14,12 @@ import torch
 
 from ..lab.statistics import Group
 from ..methods.gam import transformation
-from . import find
 from .definitions import s0 as s0_gam
 from .definitions import s1 as s1_gsam
 from .definitions import s4 as s4_sasam
-from .drawing import Kept, axes_for, band, points, ticks
-from .run import Results
+from .plotting import Kept, axes_for, band, points, ticks
+from .registry import find
+from .store import Results
 
 Figure = Any
 GREY = "0.6"

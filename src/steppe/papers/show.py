@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..lab.data.imagenet_sets import METRICS as OTHER_METRICS
 from ..lab.statistics import Mean, summarise
-from . import claims as known_claims
-from . import experiments, trends
 from .claims import NOT_RUN, Claim, Finding, Judged, Trend, interval_text, judge
 from .experiment import Cell, Experiment
-from .run import KEPT_SCALES, Results
+from .registry import claims, experiments, trends
+from .store import KEPT_SCALES, Results
 
 HEADER = ("cell", "method", "paper", "ours (95 % interval)", "n", "apart", "seconds a run", "verdict")
 _METRICS = {"test_accuracy": "", "best_test_accuracy": "best epoch", **OTHER_METRICS}
@@ -27,7 +27,8 @@ class Line:
     ours: Mean | None
     scale: str
     diverged: int
-    seconds: float | None = None  # of training, a run
+    seconds: float | None = None  # of training, per run
+    uncollected: int = 0  # runs that are finished and not kept
 
     @property
     def has_run(self) -> bool:
@@ -50,7 +51,8 @@ class Line:
         if self.cell.stands_for:
             note = ", ".join(filter(None, (f"in place of {self.cell.stands_for}", note)))
         scale = f"{self.scale} scale" if self.scale not in ("", "full") else ""
-        shown = ", ".join(filter(None, (note, scale)))
+        new = f"{self.uncollected} not collected" if self.uncollected else ""
+        shown = ", ".join(filter(None, (note, scale, new)))
         verdict = self.verdict + (f" ({shown})" if shown else "")
         return (
             name, self.cell.label, "" if claim is None else paper_number(claim), our_number(self.ours, self.metric),
@@ -95,23 +97,23 @@ def our_number(mean: Mean | None, metric: str) -> str:
 def lines(experiment: Experiment, results: Results, scale: str | None = None) -> list[Line]:
     """A row for every claim on the experiment, and for every other cell; what is computed has words alone."""
     claimed: dict[str, list[Claim]] = {}
-    for claim in known_claims():
+    for claim in claims():
         if claim.experiment == experiment.name:
             claimed.setdefault(claim.cell, []).append(claim)
     found = []
     for cell in (cell for cell in experiment.cells if cell.recipe is not None):
         best, group = results.best(experiment, cell) if scale is None else (scale, results.of(experiment, cell, scale))
         lost, time = len(group.diverged), group.mean("seconds")
-        seconds = None if time is None else time.value
+        rest: Any = (lost, None if time is None else time.value, sum("uncollected" in r for r in group.records))
         mine = claimed.get(cell.name, ()) if scale is None else ()
         for claim in mine:
             judged = judge(claim, experiments(), results)
-            found.append(Line(cell, claim.metric, judged, judged.ours, judged.scale, lost, seconds))
+            found.append(Line(cell, claim.metric, judged, judged.ours, judged.scale, *rest))
         beyond = [metric for metric in OTHER_METRICS if group.mean(metric)]
         there, known = best if group.records else "", {claim.metric for claim in mine}
         for metric in beyond if mine else ("test_accuracy", *beyond):
             if metric not in known:
-                found.append(Line(cell, metric, None, group.mean(metric), there, lost, seconds))
+                found.append(Line(cell, metric, None, group.mean(metric), there, *rest))
     return found
 
 
@@ -162,8 +164,25 @@ def print_experiment(experiment: Experiment, results: Results, scale: str | None
     for trend, verdict, found in findings(experiment, results):
         if scale in (None, found.scale):
             console.print(f"{trend.text}: {found.words(verdict)}", soft_wrap=True)
+    for line in _to_collect(experiment, results, at):
+        console.print(line, soft_wrap=True)
     for choice in experiment.choices:
         console.print(f"note: {choice}", soft_wrap=True)
+
+
+def _to_collect(experiment: Experiment, results: Results, scales: Sequence[str]) -> list[str]:
+    """How to keep the runs that are finished and not collected."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for scale in scales:
+        for cell in experiment.cells:
+            for record in results.of(experiment, cell, scale).records:
+                if "uncollected" in record:
+                    found.setdefault((record["uncollected"], scale), set()).add(record["key"])
+    return [
+        f"{len(keys)} of these runs are not collected; to keep them: steppe paper collect {folder} {experiment.name}"
+        + (f" --scale {scale}" if scale != "full" else "")
+        for (folder, scale), keys in found.items()
+    ]
 
 
 def overview(results: Results) -> list[tuple[str, str, int, int, str]]:

@@ -16,7 +16,7 @@ def command(
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
 ) -> None:
     """List what can be trained: data sets, models, methods, and the papers' tables as recipes."""
-    from ...papers.run import Results
+    from ...papers.store import Results
 
     shown = {
         "data": lambda: show_data(data_dir),

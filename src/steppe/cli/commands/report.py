@@ -34,8 +34,8 @@ def command(
 
 def _check_metric(records: list[Any], metric: str) -> None:
     """Raise for a name that no record has; while no run has ended, for a name that no record ever has."""
-    from ...lab.report.formatting import NAMES
     from ...lab.records import metrics_of
+    from ...lab.report.formatting import NAMES
 
     known = {name for record in records for name in metrics_of(record)} or set(NAMES)
     if metric not in known:

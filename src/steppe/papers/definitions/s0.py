@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...lab.statistics import mean_of
 from ...methods.gam import transformation
-from ...support.errors import UserError
 from ..claims import NEAR, NOTHING, Contest, Finding, Trend, claims_table, contests, falls_along
 from ..experiment import SETS, Cell, Experiment, trained
-from ..run import Results
+from ..quadratic import Quadratics, learn, paper_method
+from ..store import Results
 
 TITLE = "S0 · Generalization Aware Minimization"
 _ADAM: dict[str, Any] = {"base": "adam", "lr": 1e-3, "batch": 100, "auxiliary": "previous"}
@@ -116,29 +114,15 @@ _SAID = (
 
 
 def quadratic(cell: str, scale: str, seed: int) -> dict[str, Any]:
-    """Figure 4, as examples/learned_transformation.py does it."""
-    path = Path(__file__).parents[3] / "examples" / "learned_transformation.py"
-    if not path.exists():
-        raise UserError("s0/fig4 is in examples/learned_transformation.py: run it from the source tree")
-    spec = importlib.util.spec_from_file_location("learned_transformation", path)
-    assert spec is not None and spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    torch.manual_seed(seed)
-    true = 1 + torch.rand(15, dtype=torch.float64)
-    observed = example.f(true + 0.01 * torch.randn_like(true))
+    """Figure 4: what GAM learns on quadratics."""
+    problem = Quadratics.drawn(seed)
     iterations = {"full": 100_000, "small": 5_000, "smoke": 20}[scale]
-    method = example.GAM(T=12, eps=0.1, discrepancy="squared")
-    gamma = example.learn(true, observed, method, range(iterations))
-    learned = transformation(gamma, observed)
-
-    def distance(guess: torch.Tensor) -> float:
-        return float((guess - true).square().mean().sqrt())
-
-    lists = {"true": true, "observed": observed, "gamma": gamma, "learned": learned}
+    gamma = learn(problem, paper_method(), range(iterations))
+    learned = transformation(gamma, problem.observed)
+    lists = {"true": problem.true, "observed": problem.observed, "gamma": gamma, "learned": learned}
     return {
-        **{name: tensor.tolist() for name, tensor in lists.items()},
-        "iterations": iterations, "distance_before": distance(observed), "distance_after": distance(learned),
+        **{name: tensor.tolist() for name, tensor in lists.items()}, "iterations": iterations,
+        "distance_before": problem.distance(problem.observed), "distance_after": problem.distance(learned),
     }  # fmt: skip
 
 

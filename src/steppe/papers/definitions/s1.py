@@ -14,10 +14,10 @@ from ...lab.statistics import mean_of
 from ...optimizer import SharpnessAware
 from ..claims import NOTHING, Claim, Contest, Finding, Trend, claims_table, contests, falls_along
 from ..experiment import SETS, Cell, Experiment, trained
-from ..measurements import AtOwnRadius
-from ..other_sets import OtherSets
-from ..run import Results
-from ..transfer import transfer_model
+from ..final_measurements import AtOwnRadius
+from ..imagenet_evaluation import OtherSets
+from ..pretrained import pretrained_model
+from ..store import Results
 
 TITLE = "S1 · Surrogate Gap Minimization (GSAM)"
 
@@ -177,7 +177,7 @@ _TRANSFER = {"cifar10": ("cifar-10", 4), "cifar100": ("cifar-100", 4), "flowers"
 _TABLE3 = tuple(
     trained(
         f"{model}/{data}/{method}", label, data=source, base="sgd", lr=0.01, momentum=0.9, batch=512, epochs=epochs,
-        warmup=500 if "cifar" in data else 100, schedule="linear", clip=1.0, model=transfer_model(),
+        warmup=500 if "cifar" in data else 100, schedule="linear", clip=1.0, model=pretrained_model(),
         model_settings={"name": _MODELS[model][0].removeprefix("timm:"), "weights": f"s1-{model}-{method}"},
     )  # the weights say by which method; the fine-tuning itself is plain SGD
     for model in ("vit-b-16", "vit-s-16")

@@ -10,10 +10,11 @@ from typing import Any
 
 from ...lab.statistics import mean_of
 from ..claims import NOTHING, Claim, Contest, Finding, Trend, claims_table, contests
+from ..epoch_measurements import Watch
 from ..experiment import SETS, Cell, Experiment, trained
-from ..measurements import Landscape, Turns, Watch
-from ..run import Results
-from ..transfer import transfer_model
+from ..final_measurements import Landscape, Turns
+from ..pretrained import pretrained_model
+from ..store import Results
 
 TITLE = "S2 · Gradient Norm Aware Minimization (GNAM)"
 _SGD: dict[str, Any] = {
@@ -115,7 +116,7 @@ def _table3() -> tuple[Cell, ...]:
             for row in FOUR:
                 label, method = _methods(0.1, 0.1)[row]
                 fields = {
-                    "data": source, "model": transfer_model(), "model_settings": {"name": timm}, "method": method,
+                    "data": source, "model": pretrained_model(), "model_settings": {"name": timm}, "method": method,
                     "base": base, "momentum": momentum, "lr": 2e-3, "weight_decay": 1e-5, "batch": 128,
                     "epochs": epochs, "schedule": "cosine", "augmentation": "basic" if "cifar" in data else "none",
                 }  # fmt: skip

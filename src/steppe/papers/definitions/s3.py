@@ -7,9 +7,9 @@ from typing import Any
 
 from ...lab.statistics import mean_of
 from ..claims import NOTHING, Contest, Finding, Trend, claims_table, contests
+from ..epoch_measurements import Watch
 from ..experiment import Cell, Experiment, trained
-from ..measurements import Watch
-from ..run import Results
+from ..store import Results
 
 TITLE = "S3 · A universal class of sharpness-aware algorithms"
 _SGD: dict[str, Any] = {

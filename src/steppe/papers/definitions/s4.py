@@ -7,8 +7,8 @@ from typing import Any
 
 from ..claims import NOTHING, Finding, Trend
 from ..experiment import Cell, Experiment, trained
-from ..measurements import Shifted
-from ..run import Results
+from ..final_measurements import Shifted
+from ..store import Results
 
 TITLE = "S4 · Smoothness-Adaptive SAM (SA-SAM)"
 LRS, DECAYS = (1e-4, 1e-3, 1e-2, 1e-1), (0.0, 1e-8, 1e-6, 1e-4)

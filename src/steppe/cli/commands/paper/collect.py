@@ -18,14 +18,14 @@ def command(
     results: Kept = None,
 ) -> None:
     """Add the finished runs of a folder to the kept results: one small line per run, each run once."""
-    from ....papers import find
     from ....papers.experiment import check_scale
-    from ....papers.run import RESULTS, collect
+    from ....papers.registry import find
+    from ....papers.store import collect, results_folder
 
     experiment = find(name)
     if check_scale(scale) == "smoke" and results is None:
         raise UserError("smoke runs are not worth keeping; to collect them all the same, name a folder: --results")
-    into = results or RESULTS
+    into = results or results_folder()
     total, new = collect(folder, experiment, scale, into)
     path = into / f"{experiment.slug}.jsonl"
     typer.echo(f"{path}: {total} runs, {new} of them new" if total else f"no finished runs of {name} in {folder}")

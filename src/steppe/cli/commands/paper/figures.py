@@ -17,8 +17,8 @@ def command(
     results: Kept = None,
 ) -> None:
     """Draw the figures from kept results. A figure without results is reported as not run."""
-    from ....papers import find
     from ....papers.figures import FIGURES, draw
+    from ....papers.registry import find
 
     wanted = [find(name).name for name in names or ()] or list(FIGURES)
     for name in wanted:

@@ -15,7 +15,7 @@ def command(
     results: Kept = None,
 ) -> None:
     """List the papers' tables and figures, or the cells of one, and which of them have been run."""
-    from ....papers import find
+    from ....papers.registry import find
 
     kept = kept_results(results)
     if name is None:

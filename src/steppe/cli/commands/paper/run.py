@@ -38,8 +38,8 @@ def command(
     Several machines can each run some cells into folders of their own; `steppe paper collect` brings results together.
     """
     from ....lab.runner.local import Place
-    from ....papers import find
     from ....papers.experiment import check_scale
+    from ....papers.registry import find
     from ....papers.run import plan, run, set_data_folder
     from ...progress import Display
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,11 +14,16 @@ def command(
     name: Name,
     results: Kept = None,
     scale: Annotated[str | None, typer.Option(help="Only runs of this scale.")] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of runs that may not be collected yet.")] = Path("runs"),
 ) -> None:
-    """Show our numbers beside the paper's: difference in combined standard errors, verdict."""
-    from ....papers import find
+    """Show our numbers beside the paper's: difference in combined standard errors, verdict.
+
+    Runs that are finished and not collected yet are shown too, and marked.
+    """
     from ....papers.experiment import check_scale
+    from ....papers.registry import find
     from ....papers.show import print_experiment
 
     experiment = find(name)
-    print_experiment(experiment, kept_results(results), check_scale(scale) if scale else None)
+    found = kept_results(results).with_uncollected(runs)
+    print_experiment(experiment, found, check_scale(scale) if scale else None)

@@ -1,88 +1,19 @@
-"""What the papers measured beyond accuracy: after some epochs of a run (`Watch`), or at its end (`Measuring`s)."""
+"""What the papers measured at the end of a run, beyond accuracy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 
-from ..curvature import Hessian, Objective, eigenvalues, extrema, frobenius_squared, surrogate_gap, trace
-from ..curvature.trace import FEWEST_PRODUCTS
+from ..curvature import Hessian, Objective, eigenvalues, extrema, surrogate_gap, trace
 from ..lab.data import CORRUPTIONS, SEVERITIES, corrupt, prepare
 from ..lab.data.dataset import Split
-from ..lab.training.final_curvature import Measuring, check_products
+from ..lab.training.final_curvature import Measuring
 from ..lab.training.run import Run
 from ..support.errors import UserError
-
-
-@dataclass(frozen=True)
-class Watch:
-    """What to measure after an epoch, and after which.
-
-    `frobenius`: ‖H‖² of the training loss by random probes (S3 Fig. 1: 1280 examples, every epoch, 100
-    probes; here 200 at most: with fewer than 168 the library gives no error bar);
-    `top`: that many of the largest eigenvalues, and the trace (S2 Fig. 3: 50, half way and at the end).
-    """
-
-    frobenius: bool = False
-    top: int = 0
-    parts: int = 0  # so many times, evenly spread over the epochs, the last one included; 0: every epoch
-    samples: int = 1280
-    products: int = 200
-
-    def __post_init__(self):
-        check_products(self.products)
-
-    @property
-    def gives(self) -> str:
-        """The name under which it is found in an epoch's entry."""
-        return "frobenius" if self.frobenius else "top_values"
-
-    def tiny(self) -> Watch:
-        """The least that runs."""
-        return replace(self, samples=4, products=FEWEST_PRODUCTS, top=min(self.top, 2))
-
-    def after(self, epoch: int, epochs: int) -> bool:
-        """Whether this epoch is one to measure after."""
-        parts = min(self.parts or epochs, epochs)
-        return epoch in {round(epochs * (i + 1) / parts) for i in range(parts)}
-
-    def __call__(self, run: Run) -> dict[str, Any]:
-        """What there is to add to the epoch's entry."""
-        hessian = Hessian(Objective(run.net, F.cross_entropy, examples_of(run, self.samples)))
-        found: dict[str, Any] = {}
-        if self.frobenius:
-            norm = frobenius_squared(hessian, method="hutchinson", max_matvecs=self.products, progress=False)
-            found["frobenius"] = {"value": norm.value, "error": norm.standard_error}
-        if self.top:
-            count = max(self.products, 8 * self.top)
-            top = eigenvalues(hessian, self.top, rtol=1e-2, bound="gap", max_matvecs=count, progress=False)
-            whole = trace(hessian, rtol=0.03, max_matvecs=self.products, progress=False)
-            found["top_values"] = top.values.tolist()
-            found["trace"] = {"value": whole.value, "error": whole.standard_error}
-        return found
-
-
-class Watched(Run):
-    """A run that is measured after chosen epochs; what was found is in the record's epochs, under its name."""
-
-    watch: Watch | None = None
-
-    def evaluate(self) -> dict[str, Any]:
-        """Loss and accuracy, and what is watched."""
-        found: dict[str, Any] = super().evaluate()
-        if self.watch is not None and self.watch.after(len(self.record["epochs"]) + 1, self.recipe.epochs):
-            found |= self.watch(self)
-        return found
-
-
-def examples_of(run: Run, count: int) -> list[Any]:
-    """The first training examples as the model takes them, without augmentation."""
-    rows = torch.arange(min(count, len(run.data.train)), device=run.device)
-    batches = run.data.batches("train", 512, rows)
-    return [(prepare(inputs, run.data, run.batches.dtype), targets) for inputs, targets in batches]
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from helpers.paper_records import CURVATURE, fill, kept, record
 from steppe.cli.app import app
 from steppe.lab.records import write_record
 from steppe.lab.runner.local import Place
-from steppe.papers import claims, experiments, find, trends
 from steppe.papers.claims import Claim, Finding, falls_along, judge
-from steppe.papers.run import Results, collect, plan, run
+from steppe.papers.registry import claims, experiments, find, trends
+from steppe.papers.run import plan, run
+from steppe.papers.store import Results, collect
 from steppe.support.errors import UserError
 
 TABLE = "s0/table1"
@@ -369,7 +370,7 @@ def command(*args: str):
 
 
 WRONG = {
-    "shwo s0/table1": "no paper command 'shwo': did you mean show?",
+    "shwo s0/table1": "no command 'shwo': did you mean show?",
     "show s0/tabel1": "no table or figure 's0/tabel1': did you mean s0/table1",
     "run s0/table1 --cells cnn-6": "no cell of s0/table1 'cnn-6': did you mean cnn-",
     "run s0/table1 --scale tiny": "no scale 'tiny'",
@@ -378,7 +379,7 @@ WRONG = {
     "run s0/table1 --cells gam --device tpu:9": "--device tpu:9 cannot be used",
     "run s0/table1 --cells cifar10/cnn-5": "cifar-10 is not in",
     "collect missing s0/table1": "there is no folder missing",
-    "collect . s0/table1 --scale smoke": "smoke runs say nothing worth keeping",
+    "collect . s0/table1 --scale smoke": "smoke runs are not worth keeping",
     "show s0/table1 --results missing": "there is no folder missing",
     "figures out --name s0/table1": "no figure 's0/table1'",
 }
@@ -465,7 +466,7 @@ def test_one_scale_alone_is_shown(tmp_path):
 
 def test_cells_without_data_are_left_out_and_named(tmp_path, monkeypatch):
     """Where some data is there, the rest of a table runs."""
-    from steppe.cli import paper as commands
+    from steppe.cli.commands.paper import run as commands
     from steppe.papers.experiment import SETS
 
     monkeypatch.setenv("STEPPE_DATA", str(tmp_path))

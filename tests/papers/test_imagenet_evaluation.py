@@ -17,11 +17,11 @@ from steppe.lab.data import load
 from steppe.lab.data.imagenet_sets import OF_ALL, OTHER_SETS, ImageNet
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.training.batches import _data
-from steppe.lab.training.round_robin import train_round_robin
 from steppe.lab.training.ranks import Ranks
+from steppe.lab.training.round_robin import train_round_robin
 from steppe.lab.training.run import Run
-from steppe.papers import other_sets
-from steppe.papers.other_sets import OtherSets
+from steppe.papers import imagenet_evaluation
+from steppe.papers.imagenet_evaluation import OtherSets
 from steppe.support.errors import UserError
 
 REAL, V2, R, C = (other.metric for other in OTHER_SETS)
@@ -87,7 +87,7 @@ def test_in_batches_of_any_size(tmp_path, monkeypatch):
     world.r({1: [1, 7], 4: [4], 9: [9, 0]})
     whole = measured(world)
     assert whole is not None and [whole[m]["value"] for m in (REAL, V2, OF_ALL)] == [9 / 11, 10 / 12, 3 / 5]
-    monkeypatch.setattr(other_sets, "BATCH", 5)
+    monkeypatch.setattr(imagenet_evaluation, "BATCH", 5)
     assert measured(world) == whole
 
 
@@ -181,7 +181,7 @@ def test_a_damaged_real_json(tmp_path):
     whole = path.read_text("utf-8")
     path.write_text(whole[:9], "utf-8")
     assert told(world).startswith(f"{path} is cut short or not JSON: Expecting")
-    wanted = "a list, for each image, of its right classes, from 0 to 3"
+    wanted = "a list, for each image, of its correct classes, from 0 to 3"
     path.write_text('{"a": [1]}', "utf-8")
     assert told(world) == f"{path} must be {wanted}, in one list; it is a dict"
     for wrong, shown in (("[4]", "[4]"), ("3", "3"), ('["n00000001"]', "['n00000001']"), ("[true]", "[True]")):

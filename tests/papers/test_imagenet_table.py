@@ -16,10 +16,12 @@ from steppe.lab.data.imagenet_sets import OF_ALL, OTHER_SETS
 from steppe.lab.records import write_record
 from steppe.lab.runner.local import Place
 from steppe.lab.training.batches import _data
-from steppe.papers import experiments, find, sets
-from steppe.papers.other_sets import OtherSets
-from steppe.papers.run import Results, collect, plan, run
+from steppe.papers import sets
+from steppe.papers.imagenet_evaluation import OtherSets
+from steppe.papers.registry import experiments, find
+from steppe.papers.run import plan, run
 from steppe.papers.show import lines, matrix
+from steppe.papers.store import Results, collect
 
 REAL, V2, R, C = (other.metric for other in OTHER_SETS)
 

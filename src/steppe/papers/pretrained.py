@@ -14,7 +14,7 @@ from ..lab.models import build as build_model
 from ..support.errors import UserError
 
 
-def transfer_model() -> str:
+def pretrained_model() -> str:
     """The name under which the lab finds `build`."""
     return f"{__name__}:build"
 

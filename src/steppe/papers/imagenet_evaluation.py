@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..lab.data import DataSet, prepare
-from ..lab.data.imagenet_sets import MAIN_CORRUPTIONS, OF_ALL, OTHER_SETS, Asked, ImageNet, OtherSet
+from ..lab.data.imagenet_sets import MAIN_CORRUPTIONS, OF_ALL, OTHER_SETS, ImageNet, OtherSet, TestPart
 from ..lab.training.final_curvature import Measuring
 from ..lab.training.precision import autocast
 from ..lab.training.run import Run
@@ -67,7 +67,7 @@ class OtherSets(Measuring):
             entry["corruptions"] = shares  # by severity, from 1
         return {other.metric: entry} | ({} if whole is None else {OF_ALL: {"value": whole, "images": total}})
 
-    def _count(self, run: Run, asked: Asked) -> tuple[int, int, int]:
+    def _count(self, run: Run, asked: TestPart) -> tuple[int, int, int]:
         """Images, right answers among the classes that may be chosen, and among all."""
         count = min(len(asked.images), self.samples or len(asked.images))
         among = torch.tensor(asked.among, dtype=torch.int64, device=run.device)

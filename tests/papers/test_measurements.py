@@ -14,17 +14,19 @@ from steppe.lab.data import load, prepare
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.training.checkpoints import write_weights
 from steppe.lab.training.round_robin import train_round_robin
-from steppe.papers import find, sets, transfer
+from steppe.papers import pretrained, sets
 from steppe.papers.definitions.s1 import place, surface, walk
+from steppe.papers.epoch_measurements import Watch, WatchedRun, examples_of
 from steppe.papers.experiment import SETS
-from steppe.papers.measurements import AtOwnRadius, Landscape, Shifted, Turns, Watch, Watched, examples_of
+from steppe.papers.final_measurements import AtOwnRadius, Landscape, Shifted, Turns
+from steppe.papers.registry import find
 from steppe.support.errors import UserError
 
 SMOKE = Recipe(data=f"{SETS}:smoke_grey", model="mlp-6", model_settings={"hidden": 4}, batch=4, epochs=2)
 
 
-def watched(watch: Watch | None, recipe: Recipe = SMOKE, measure=None) -> Watched:
-    run = Watched(recipe, measure=measure)
+def watched(watch: Watch | None, recipe: Recipe = SMOKE, measure=None) -> WatchedRun:
+    run = WatchedRun(recipe, measure=measure)
     run.watch = watch
     train_round_robin([run])
     return run
@@ -126,7 +128,7 @@ def test_local_minima_are_counted_by_direction():
 
 def test_corrupted_images(monkeypatch):
     """With a corruption that changes nothing, in and out of distribution are the same."""
-    from steppe.papers import measurements as watch
+    from steppe.papers import final_measurements as watch
 
     monkeypatch.setattr(watch, "corrupt", lambda images, kind, severity: images)
     from dataclasses import replace
@@ -142,7 +144,7 @@ def test_corrupted_images(monkeypatch):
 def test_a_part_of_the_images_is_the_first_part(monkeypatch):
     from dataclasses import replace
 
-    from steppe.papers import measurements as watch
+    from steppe.papers import final_measurements as watch
 
     seen = []
     monkeypatch.setattr(watch, "corrupt", lambda images, kind, severity: seen.append(images) or images)
@@ -169,16 +171,16 @@ def net(name, shape, classes, **settings):
 
 
 def test_weights_are_taken_over_but_for_the_last_layer(tmp_path, monkeypatch):
-    monkeypatch.setattr(transfer, "build_model", net)
+    monkeypatch.setattr(pretrained, "build_model", net)
     monkeypatch.setenv("STEPPE_WEIGHTS", str(tmp_path))
     old = net("timm:tiny", (3, 224, 224), 7)
     write_weights(old.state_dict(), tmp_path, "before")
-    made = transfer.build((3, 32, 32), 3, "tiny", "before")
+    made = pretrained.build((3, 32, 32), 3, "tiny", "before")
     assert isinstance(made[0], nn.Upsample) and made(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
     assert torch.equal(made[1][2].weight, old[2].weight) and made[1][3].weight.shape == (3, 5)
-    assert isinstance(transfer.build((3, 224, 224), 3, "tiny")[0], nn.AdaptiveAvgPool2d)
+    assert isinstance(pretrained.build((3, 224, 224), 3, "tiny")[0], nn.AdaptiveAvgPool2d)
     with pytest.raises(UserError, match="there are no weights after in"):
-        transfer.build((3, 32, 32), 3, "tiny", "after")
+        pretrained.build((3, 32, 32), 3, "tiny", "after")
 
 
 # The toy surface

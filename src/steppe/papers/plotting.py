@@ -9,7 +9,7 @@ from typing import Any
 
 from ..lab.statistics import Group, Mean, mean_of
 from .experiment import Experiment
-from .run import Results
+from .store import Results
 
 
 class Kept:
