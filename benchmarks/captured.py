@@ -2,13 +2,14 @@
 
     python benchmarks/captured.py [--models mlp-3 cnn-5 ...] [--seconds S] [--results FOLDER]
 
-On the small nets of Generalization Aware Minimization (batch 100) and on ResNet-18 (batch 128), random images: a
-plain step, SAM and GAM, run eagerly and recorded; SAM by the best peer; five recorded SAM steps at once on five
-streams; GAM as a person would write it first, by differentiating through its whole step. All in one run, timed in
-turn, medians and quartiles of milliseconds; the ratios that are claimed stand beside their targets. Beside them
-two ceilings: what two passes' multiplications take at the rate that this device reaches on large matrices, and what
-reading and writing every operation's tensors takes at the rate of a large copy (kernels that are fused, and what
-stays in the cache, save some of that).
+Random images, on the small nets of Generalization Aware Minimization (batch 100) and on ResNet-18 (batch 128).
+Measured: a plain step, SAM and GAM, eager and captured; SAM by the best peer; five captured SAM steps at once on five
+streams; and a straightforward GAM that differentiates through its whole step. All are measured in alternation in one
+run: medians and quartiles of milliseconds, and the claimed ratios with their targets.
+
+Two lower limits are given too: the time of two passes' multiplications at the rate that this device reaches on large
+matrices, and the time of reading and writing every operation's tensors at the rate of a large copy (fused kernels and
+the cache save some of that).
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ TARGETS: list[tuple[str, str, str, dict[str, float]]] = [
 
 @dataclass(frozen=True)
 class Ring(Method):
-    """A method of k looks that does next to nothing else: what a look costs."""
+    """A method of k looks and little else, to measure what a look costs."""
 
     k: int = 2
-    cost = 0  # not fixed: as many as k
+    cost = 0  # not fixed: it is k
 
     def looks(self, ctx):
         """Look k times; step along the last."""
@@ -66,7 +67,7 @@ class Ring(Method):
 
 
 def through_the_step(model: nn.Module, loss: Callable[[], Tensor], other: Callable[[], Tensor]) -> Step:
-    """GAM with T = 2 by double backward through the whole step, as one would write it first."""
+    """A straightforward GAM with T = 2: double backward through the whole step."""
     params = list(model.parameters())
     base = torch.optim.Adam(params, lr=1e-3)
     gamma = torch.zeros(2, device=params[0].device, requires_grad=True)
@@ -151,7 +152,7 @@ class Bench:
         return all_of_them
 
     def bare(self, passes: int) -> Step:
-        """So many passes and the base's step, no method."""
+        """The given number of passes and the base optimizer's step, without a method."""
         model, loss = self.fast(False)
         base = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
         x = self.x.contiguous(memory_format=torch.channels_last)
@@ -165,7 +166,7 @@ class Bench:
         return step
 
     def peers(self) -> dict[str, Step]:
-        """SAM by each peer that is installed: as its users run it, SGD, eager, the usual memory layout."""
+        """SAM by each installed peer, as its users run it: SGD, eager, the default memory layout."""
         steps = {}
         for name, make in peers("SAM").items():
             model = copy.deepcopy(self.start)
@@ -223,7 +224,7 @@ class Traffic(TorchDispatchMode):
 
 
 def derived(times: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Times that the claims speak of, from those measured."""
+    """The times that the claims compare, from those measured."""
     best = min((n for n in times if n.endswith("'s SAM, eager")), key=lambda n: statistics.median(times[n]))
     per_seed = min((n for n in times if n.endswith("at once")), key=lambda n: statistics.median(times[n]))
     return {
@@ -335,7 +336,7 @@ def main() -> None:
         bench = Bench(name, device)
         steps = bench.contenders()
         times = interleaved(steps, device, None, args.seconds)
-        # The host's time is noisy where the device's is not: these two are compared again, in many rounds.
+        # Host time is noisier than device time: these two are measured again, in many rounds.
         times |= interleaved({who: steps[who] for who in ("two bare passes", "steppe SAM, eager")}, device, 30, 0.0)
         flops, moved = bench.work()
         for who, seconds in times.items():

@@ -1,4 +1,4 @@
-"""What the benchmarks share: models, random batches, interleaved timing, tables, results as JSON."""
+"""What the benchmarks share: models, random batches, timing in alternation, tables, results as JSON."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from steppe.support.files import whole_file
 
 RESULTS = Path(__file__).parent / "results"
 Step = Callable[[], Any]
@@ -45,7 +47,7 @@ def cnn5() -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions around which the input goes by."""
+    """Two 3x3 convolutions with a skip connection."""
 
     def __init__(self, fan_in: int, fan_out: int, stride: int):
         super().__init__()
@@ -61,7 +63,7 @@ class Residual(nn.Module):
         self.around = project if changes else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both ways."""
+        """The sum of both branches."""
         return F.relu(self.body(x) + self.around(x))
 
 
@@ -138,7 +140,7 @@ class Spread:
 
 
 def clock(device: torch.device) -> Callable[[], float]:
-    """Processor time where one thread does all the work, which other processes hardly change; else wall time."""
+    """Processor time, which other processes hardly affect, if one CPU thread does all the work; else wall time."""
     return time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
 
 
@@ -156,10 +158,10 @@ def timed(step: Step, repeats: int, device: torch.device) -> float:
 def interleaved(
     steps: Mapping[str, Step], device: torch.device, rounds: int | None, seconds: float
 ) -> dict[str, list[float]]:
-    """Time contenders in turn, in rounds, so that a disturbance of the machine hits all alike.
+    """Time contenders in alternation, in rounds, so that disturbances of the machine affect all of them alike.
 
-    Each sample is a run of steps long enough for the clock. Every round starts with another contender. Without
-    ``rounds``, there are as many as fit into ``seconds``, and 5 to 60.
+    Each sample is a run of steps that is long enough for the clock. Every round starts with another contender. Without
+    ``rounds`` there are as many as fit into ``seconds``, but at least 5 and at most 60.
     """
     for step in steps.values():  # warm-up: lazily made state, kernels, caches
         timed(step, 2, device)
@@ -190,7 +192,7 @@ def _wait(device: torch.device) -> None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What a figure depends on besides the code."""
+    """What the numbers depend on besides the code."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -234,15 +236,13 @@ def _version(package: str) -> str | None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write all of a file, or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(unfinished, path)
+    """Write a file completely or not at all."""
+    with whole_file(path) as beside:
+        beside.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: with rich where it is installed. The first column is text, the others are figures."""
+    """Print a table, with rich if it is installed. The first column is text, the others are numbers."""
     try:
         from rich.console import Console
         from rich.table import Table
@@ -262,7 +262,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name, or an end with a word of why not."""
+    """The device of that name; exits with a message if it is not available."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("no CUDA device here: use --device cpu")
+        raise SystemExit("steppe: no CUDA device is available: use --device cpu")
     return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)

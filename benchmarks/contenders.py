@@ -1,7 +1,7 @@
-"""Who is compared: steppe, bare passes without any method, a plain two-step loop, and pytorch-optimizer.
+"""The contenders: steppe, bare passes without any method, a plain two-step loop, and pytorch-optimizer.
 
 A contender takes a model and a loss (a function without arguments, on one fixed batch) and returns a function
-that does one training step. Unless told otherwise, all step with the same base optimizer.
+that does one training step. By default all use the same base optimizer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def fused_adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def bare(passes: int, base: Base = base_optimizer) -> Contender:
-    """Forward and backward so many times, then the base step: what no method can be faster than."""
+    """Forward and backward the given number of times, then the base step: no method can be faster."""
 
     def build(model: nn.Module, loss: Loss) -> Callable[[], object]:
         optimizer = base(model)
@@ -72,9 +72,9 @@ def steppe_passes(method: str, base: Base = base_optimizer) -> Contender:
 
 
 def two_step_sam(model: nn.Module, loss: Loss) -> Callable[[], object]:
-    """SAM as most training scripts write it: climb, keep the old weights, put them back, step; tensor by tensor.
+    """SAM as most training scripts write it: save the weights, perturb, restore, step; tensor by tensor.
 
-    It looks after nothing else: BatchNorm's statistics move twice a step, and dropout draws twice.
+    It does nothing else: BatchNorm's statistics change twice a step, and dropout draws two masks.
     """
     optimizer = base_optimizer(model)
     params = list(model.parameters())
@@ -125,7 +125,7 @@ def pytorch_optimizer_sam(model: nn.Module, loss: Loss) -> Callable[[], object]:
 
 
 class _FixedRho:
-    """In place of a schedule."""
+    """Takes the place of a schedule."""
 
     def step(self) -> float:
         return RHO
@@ -147,7 +147,7 @@ def pytorch_optimizer_gsam(model: nn.Module, loss: Loss) -> Callable[[], object]
 
 
 def peers(method: str) -> dict[str, Contender]:
-    """Other people's ways to the same step, by name."""
+    """Other implementations of the same step, by name."""
     if method == "SAM":
         return {"two-step loop": two_step_sam, "pytorch-optimizer": pytorch_optimizer_sam}
     return {"pytorch-optimizer": pytorch_optimizer_gsam}

@@ -4,14 +4,14 @@
     python benchmarks/curvature.py --device cuda    # writes results/curvature-cuda.json
     python benchmarks/curvature.py --data-dir DIR   # MNIST's four idx files instead of digits
 
-Every contender is given several settings, from loose to strict. Each is run on several seeds, and its error is measured
-against a float64 reference. What counts is the cheapest setting whose error meets the target: for the top
-eigenvalue on every seed, for the trace in the root mean square. Building the operator is part of the time.
+Every contender has several settings, from loose to strict. Each setting is run with several seeds, and its error is
+measured against a float64 reference. The result is the cheapest setting whose error meets the target: on every seed for
+the top eigenvalue, in the root mean square for the trace. Building the operator is part of the time.
 
-    python benchmarks/curvature.py --ways           # only this: milliseconds per product by way and block size
+    python benchmarks/curvature.py --ways           # only milliseconds per product, by way and block size
 
-Products with a block of vectors can be computed in several ways; which is fastest depends on the device. The table of
-ways is what the default is chosen by.
+Products with a block of vectors can be computed in several ways; which is fastest depends on the device. The default
+follows this table.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def measure_ways(case: Case, seconds: float) -> dict[str, dict[str, float | None
                     best = min(best, timed(lambda p=part, o=operator: o @ p, 1, device))
                     if time.perf_counter() - begun > seconds:
                         break
-            except Exception as error:  # a way that does not work with a net is a result too
+            except Exception as error:  # that a way does not work with a net is a result too
                 print(f"  {name}, {block}: {type(error).__name__}: {error}"[:200], flush=True)
                 break
             found[name][str(block)] = 1e3 * best / block
@@ -164,7 +164,7 @@ class Outcome:
 
 
 def measure(case: Case, contenders: dict[str, Any], kind: str, seeds: int, limit: float) -> dict[str, Any]:
-    """Every setting of every contender until one meets the target; settings that take longer than the limit stop it."""
+    """Every setting of every contender, until one meets the target or takes longer than the limit."""
     target, truth = (TOP_TARGET, case.largest) if kind == "top" else (TRACE_TARGET, case.trace)
     device = case.data[0].device
     found: dict[str, Any] = {}
@@ -192,7 +192,7 @@ def measure(case: Case, contenders: dict[str, Any], kind: str, seeds: int, limit
         except ImportError as error:
             found[name] = {"missing": str(error)}
             continue
-        except Exception as error:  # a peer that fails is a result too
+        except Exception as error:  # that a peer fails is a result too
             found[name] = {"failed": f"{type(error).__name__}: {error}"[:300]}
             continue
         good = [o for o in outcomes if o.error(kind) <= target]

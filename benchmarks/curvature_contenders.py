@@ -1,4 +1,4 @@
-"""Who is compared in curvature.py: steppe, PyHessian and curvlinops.
+"""The contenders of curvature.py: steppe, PyHessian and curvlinops.
 
 A contender takes a case and yields (setting, run); a run takes a seed and returns an estimate and its number of
 products.
@@ -78,7 +78,7 @@ def pyhessian_top(case: Case) -> Iterator[tuple[str, Run]]:
 
 
 def pyhessian_trace(case: Case) -> Iterator[tuple[str, Run]]:
-    """Its defaults, and as many samples as the error takes by their own spread; time is linear in samples."""
+    """Its defaults, and the number of samples that the target needs by their own spread; time is linear in samples."""
     hessian = _peer("pyhessian").hessian
 
     def samples(seed: int, **options: Any) -> list[float]:
@@ -102,7 +102,7 @@ _COUNT = [0]
 
 
 def _counted(hessian: Any, case: Case) -> Any:
-    """A PyHessian object whose products are counted. It leaves its graph in .grad: take that away first."""
+    """A PyHessian object whose products are counted. It leaves its graph in .grad, which is cleared first."""
     module: Any = sys.modules[hessian.__module__]
     case.model.zero_grad(set_to_none=True)
     original = getattr(module, "_steppe_original", module.hessian_vector_product)

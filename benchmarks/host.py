@@ -1,15 +1,15 @@
-"""What the host does in an eager SAM step on a GPU, and what of it is steppe's.
+"""Host time of an eager SAM step on a GPU, and how much of it steppe takes.
 
     python benchmarks/host.py [--results FOLDER]
 
-An eager step of ResNet-18 (batch 128) takes as long as the host needs to launch it; the device waits. So here are, for
-two kinds of memory layout and base, medians of contenders timed in turn in one run:
+An eager step of ResNet-18 (batch 128) takes as long as the host needs to launch it; the device waits. Measured in
+alternation in one run, for two memory layouts and base optimizers, medians:
 
-steps: milliseconds until Python is done with a step and until the device is, over two bare passes and the base's step,
-    and how many kernels a step launches;
-parts: microseconds of the host for what steppe does around the two passes, as a whole (a step whose passes only put
-    given gradients in place, less the same without steppe) and by itself: keep buffers, modes and random states as they
-    must be; copy the weights and bring them back; the gradient's norm; climb. Beside them, one launch of a kernel.
+steps: milliseconds until Python is done with a step and until the device is done, the ratio to two bare passes and the
+    base's step, and the number of kernel launches;
+parts: microseconds of host time of what steppe does around the two passes. As a whole: a step whose passes only assign
+    given gradients, minus the same without steppe. And by part: saving and restoring buffers, modes and random states;
+    copying the weights and restoring them; the gradient's norm; the perturbation. One kernel launch for comparison.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ TARGET = 1.05  # of SAM over two bare passes
 
 @dataclass(frozen=True)
 class Layout:
-    """How the weights lie in memory, and who steps."""
+    """The memory layout of the weights, and the base optimizer."""
 
     format: torch.memory_format
     base: Base
-    peers: bool  # these bring their own base
+    peers: bool  # whether to include the peers, which have their own base
 
     def made(self, device: torch.device) -> tuple[nn.Module, Loss]:
         """A model and its loss on one batch."""
@@ -56,14 +56,14 @@ class Layout:
         return model, lambda: F.cross_entropy(model(x), y)
 
 
-LAYOUTS = {  # as most scripts have it, and as it is fastest
+LAYOUTS = {  # what most scripts use, and what is fastest
     "contiguous, SGD": Layout(torch.contiguous_format, base_optimizer, peers=True),
     "channels last, fused Adam": Layout(torch.channels_last, fused_adam, peers=False),
 }
 
 
 def whole_steps(layout: Layout, device: torch.device) -> list[dict[str, Any]]:
-    """Time of a step until the host, and until the device is done, over two bare passes; and its launches."""
+    """Time of a step until the host and until the device is done, over two bare passes; and its launches."""
     makers = {
         "two bare passes": bare(2, layout.base),
         "steppe, closure": steppe_closure("SAM", layout.base),
@@ -104,7 +104,7 @@ def _host_and_all(step: Step, repeats: int = 5) -> tuple[float, float]:
 
 
 def _launches(step: Step, repeats: int = 3) -> float:
-    """Kernels a step launches, copies and fillings of memory included."""
+    """Number of kernels that a step launches, with copies and memory sets."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         for _ in range(repeats):
             step()

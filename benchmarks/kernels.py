@@ -1,11 +1,11 @@
-"""What the device does in a recorded step, kernel by kernel.
+"""Device time of a captured step, by kernel.
 
     python benchmarks/kernels.py [--models mlp-3 resnet-18] [--results FOLDER]
 
-A recorded step has no host in it, so what is left is the kernels and the gaps between them. For a plain step and for
-SAM, recorded, and SAM recorded with the model compiled inside: milliseconds a step without a profiler, and under one
-how many kernels a step runs, how long the device is busy with them, and with which kinds. Beside them the peers' eager
-SAM: the same kernels, but the device waits for the host most of the time.
+A captured step does not wait for the host: its time is that of the kernels and of the gaps between them. Measured for
+a plain step and for SAM, captured, and for SAM captured with a compiled model: milliseconds a step without a profiler;
+and with a profiler the number of kernels, how long the device is busy with them, and their kinds. For comparison the
+peers' eager SAM: it runs the same kernels, but the device waits for the host most of the time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import steppe
 
-# What a kernel's name says it does; the first that fits
+# Kinds of kernels by patterns of their names; the first that fits counts
 KINDS = {
     "products": r"gemm|gemv|cutlass|xmma|convolve|dgrad|wgrad|fprop|nvjet|implicit|splitK|winograd|nhwcTo|nchwTo",
     "normalisation": r"batch_?norm|bn_fw|bn_bw|layer_?norm",
@@ -39,13 +39,13 @@ KINDS = {
 
 
 def kind_of(kernel: str) -> str:
-    """What a kernel does, by its name."""
+    """The kind of a kernel, by its name."""
     fits = (kind for kind, pattern in KINDS.items() if re.search(pattern, kernel, re.IGNORECASE))
     return next(fits, "other")
 
 
 def kernels(step: Step, repeats: int = 20) -> dict[str, Any]:
-    """Kernels a step runs, and microseconds of the device by kind."""
+    """The kernels of a step, and microseconds of device time by kind."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()

@@ -1,12 +1,12 @@
-"""What a step's time is made of on a GPU, and what could still be saved.
+"""What could still be saved in a step on a GPU: batched passes and lower precision.
 
     python benchmarks/limits.py [--results FOLDER]
 
-Two questions, each answered in one run, medians of contenders timed in turn (`host.py` answers a third):
+Contenders are measured in alternation in one run, medians:
 
-one pass: GAM needs the gradients of two batches at one point. One after the other, or both in one batched pass?
-precision: what float32, TF32, bfloat16 and float16 (with a fixed loss scale) cost, recorded, several seeds at once; and
-    what they do to GAM, whose directions and slopes are differences of gradients: the error against float64, on a net
+one pass: GAM needs the gradients of two batches at one point, one after the other or both in one batched pass.
+precision: the time of captured steps in float32, TF32, bfloat16 and float16 (with a fixed loss scale), several seeds at
+    once; and the error of GAM, whose directions and slopes are differences of gradients, against float64, on a net
     trained on digits.
 """
 
@@ -50,7 +50,7 @@ def under(precision: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def one_pass(device: torch.device) -> list[dict[str, Any]]:
-    """Gradients of two batches at the same weights, recorded: one after the other, and by one batched pass."""
+    """Gradients of two batches at the same weights, captured: one after the other, and in one batched pass."""
     set_tf32(True)
     rows = []
     for name in MODELS:
@@ -94,7 +94,7 @@ def _recorded(function: Step) -> Step:
 
 
 def precision(device: torch.device) -> list[dict[str, Any]]:
-    """Time of a SAM step a seed, and how far GAM's direction and slope are from float64's."""
+    """Time of a SAM step a seed, and the error of GAM's direction and slope against float64."""
     rows = []
     for name in MODELS:
         errors = _errors(name, device)
@@ -107,7 +107,7 @@ def precision(device: torch.device) -> list[dict[str, Any]]:
 
 
 def _at_once(name: str, kind: str, device: torch.device) -> Step:
-    """One recorded SAM step of each of several nets, on streams of their own."""
+    """One captured SAM step of each of several nets, on streams of their own."""
     streams, steps = [torch.cuda.Stream() for _ in range(SEEDS)], []
     x, y = torch.rand(BATCH, 3, 32, 32, device=device), torch.randint(10, (BATCH,), device=device)
     for stream in streams:
@@ -142,7 +142,7 @@ def _errors(name: str, device: torch.device) -> dict[str, dict[str, float]]:
     x, y = x.to(device), torch.tensor(labels, device=device)
     torch.manual_seed(0)
     model = build(name, (3, 32, 32), 10).to(device)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.05)  # it has no state that would have to become float64
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05)  # it has no state that would have to be converted to float64
     opt = steppe.SharpnessAware(sgd, steppe.GAM(), model=model)
 
     def closures(model: nn.Module, step: int, kind: str) -> dict[str, Any]:

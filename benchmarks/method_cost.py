@@ -1,10 +1,10 @@
-"""What every method costs: time of a step against as many bare looks, and model copies held at the peak.
+"""The cost of every method: time of a step over as many bare looks, and copies of the model at the peak.
 
     python benchmarks/method_cost.py [--device cpu|cuda] [--model resnet18] [--batch N] [--rounds N]
 
-A bare look is one forward and backward pass. Each method is timed in turn with as many bare looks as it declares and
-the base's step, in rounds, and nothing beside; and its peak of memory over the base's, in parameter bytes, stands
-next to the copies it declares. GAM is also timed on the steps between two updates of its coefficients. Data are random.
+A bare look is one forward and backward pass. Each method is measured in alternation with as many bare looks as it
+declares and the base's step. Its peak memory over the base's, in parameter bytes, is given beside the copies it
+declares. GAM is also measured on the steps between two updates of its coefficients. Data are random tensors.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def contender(method: steppe.Method) -> Contender:
 
 
 def methods() -> dict[str, steppe.Method]:
-    """Every method with its defaults, on steps that are all alike: no Every, no LookSAM, no masks to refresh."""
+    """Every method with its defaults, with steps of equal cost: no Every, no LookSAM, no mask updates."""
     chosen = {cls.__name__: with_defaults(cls) for cls in known_methods()}
     for name in ("Every", "LookSAM", "Plain"):
         del chosen[name]
@@ -57,7 +57,7 @@ def looks_of(name: str, method: steppe.Method) -> float:
 
 
 def time_one(name: str, method: steppe.Method, case: Case, device: torch.device, args: argparse.Namespace) -> float:
-    """Time of a step over that of as many bare looks and the base's step."""
+    """Time of a step over the time of as many bare looks and the base's step."""
     torch.manual_seed(0)
     start = case.build().to(device)
     x, y = case.batch_on(device)

@@ -1,12 +1,11 @@
-"""How much memory a step takes at its peak, beside what the base optimizer's step takes.
+"""The peak memory of a step, over that of the base optimizer's step.
 
     python benchmarks/peak_memory.py [--device cpu|cuda] [--models resnet18 transformer-1b ...]
 
-On a GPU: the peak of what was asked of the allocator in one step after warm-up (and, in the JSON, of the blocks that
-it gave, which on small models are mostly rounding). On a CPU, where the allocator keeps no account: the largest
-number of bytes in live tensors at the end of any operation (scratch memory inside an operation is not seen). Peaks
-are given in units of the parameters' bytes, over the base optimizer's own peak. Data are random
-tensors.
+On a GPU: the peak of the bytes requested from the allocator in one step after warm-up (the JSON also has the peak of
+the allocated blocks, which for small models is mostly rounding). On a CPU, where the allocator has no statistics: the
+largest number of bytes in live tensors at the end of any operation (scratch memory inside an operation is not seen).
+Peaks are given in units of the parameters' bytes, minus the base optimizer's own peak. Data are random tensors.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ TARGETS = {"SAM": 1.1, "GSAM": 2.1}  # parameter bytes over base
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors made under it for as long as they live."""
+    """Counts the bytes of the live tensors that were created under it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +59,7 @@ REQUESTED, BLOCKS = "requested_bytes.all", "allocated_bytes.all"
 
 
 def one_run(case: Case, build: Contender, device: torch.device, meter: LiveBytes | None) -> tuple[int, int, int]:
-    """The peak of a step after two steps of warm-up: asked for, and in blocks; and the parameters' bytes."""
+    """The peak of a step after two steps of warm-up: requested, and in blocks; and the parameters' bytes."""
     torch.manual_seed(0)
     model = case.build().to(device)
     x, y = case.batch_on(device)
@@ -81,7 +80,7 @@ def one_run(case: Case, build: Contender, device: torch.device, meter: LiveBytes
 
 
 def peak_bytes(case: Case, build: Contender, device: torch.device) -> tuple[int, int, int]:
-    """Peaks and parameter bytes of one contender, what was allocated before it not counted."""
+    """Peaks and parameter bytes of one contender, without what was allocated before."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,12 +1,12 @@
-"""How much time a step costs beside its forward and backward passes.
+"""The time of a step beyond its forward and backward passes.
 
     python benchmarks/step_overhead.py [--device cpu|cuda] [--models resnet18 ...] [--rounds N]
 
-For each model, SAM and GSAM by steppe (closure and passes), by pytorch-optimizer and by a plain two-step loop
-are timed side by side with *bare* passes: as many forward and backward passes and the base step, no method at
-all. "bare, again" is the same thing a second time: how far it is from 1 is what the measurement cannot tell
-apart. Ratios are medians over rounds of time / time of bare in the same round, with quartiles in the JSON. Data
-are random tensors.
+For each model, SAM and GSAM by steppe (closure and passes), by pytorch-optimizer and by a plain two-step loop are
+measured in alternation with *bare* passes: as many forward and backward passes and the base step, without a method.
+"bare, again" is the same a second time: its distance from 1 is the resolution of the measurement. Ratios are medians
+over rounds of the time divided by the time of bare in the same round; quartiles are in the JSON. Data are random
+tensors.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ def report(records: list[dict[str, Any]]) -> None:
 
 
 def verdict(records: list[dict[str, Any]], device: torch.device) -> list[str]:
-    """The targets, and where they are missed: never behind a peer, and 5% over bare for models over 1M parameters.
+    """Which targets are missed: never slower than a peer, and at most 5% over bare for models over 1M parameters.
 
-    On a GPU the latter holds for ResNet-18 alone: the others' passes are too short to hide any work of the host.
+    On a GPU the second target is for ResNet-18 only: the passes of the others are too short to hide any host time.
     """
     lines = []
     for r in records:

@@ -2,7 +2,7 @@
 
     python examples/digits.py
 
-Takes well under a minute on a CPU. Same initial weights and same batches for every method of a seed.
+Takes well under a minute on a CPU. Every method of a seed has the same initial weights and the same batches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lightning: the same module with its own optimizer, and with one callback more.
+"""Lightning: the same module with its own optimizer, and with one more callback.
 
     python examples/lightning_digits.py
 
@@ -29,7 +29,7 @@ from steppe.integrations.lightning import SharpnessAwareCallback
 
 
 class Digits(L.LightningModule):
-    """Nothing in it knows of sharpness."""
+    """A usual module: nothing in it is about sharpness."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=15)
     args = parser.parse_args()
-    torch.set_num_threads(1)  # the net is tiny: threads cost more than they bring
+    torch.set_num_threads(1)  # the net is small: more threads are slower
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")

@@ -1,10 +1,10 @@
-"""Write a method of your own, try it on paper, and train with it.
+"""Write a method of your own, check it on a function, and train with it.
 
     python examples/new_method.py
 
-The idea tried here: a batch's gradient is noisy, so climb along a running mean of gradients instead. A method yields
-where to look, is sent what is seen there, and returns the direction; what it remembers it declares in `memory`.
-That is all: half precision, accumulation, DDP, FSDP2, checkpoints and the trainers work with it.
+The idea: a batch's gradient is noisy, so this method perturbs along a running mean of gradients instead. A method
+yields where to look, is sent what is seen there, and returns the direction. It declares in `memory` what it remembers.
+Half precision, accumulation, DDP, FSDP2, checkpoints and the trainers work without further code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from steppe import HERE, Context, Look, Looks, Memory, Method, Number, Space, as
 
 @dataclass(frozen=True)
 class MeanSAM(Method):
-    """SAM that climbs along a running mean of gradients.
+    """SAM that perturbs along a running mean of gradients.
 
         m ← β m + (1 − β) g(w),   e = ρ m/‖m‖                               (1)
         d = g(w + e)                                                        (2)
@@ -56,10 +56,10 @@ class MeanSAM(Method):
         return {"mean": space.zeros()}
 
 
-def on_paper() -> None:
-    """A method is arithmetic: it runs on any gradient function, without a model."""
+def check() -> None:
+    """Compare with numbers computed by hand: a method runs on any gradient function, without a model."""
     w = torch.tensor([3.0, 4.0], dtype=torch.float64)
-    direction = drive(MeanSAM(rho=0.5), lambda w: w, w)  # L = ½‖w‖²: one should get w (1 + ρ/‖w‖) = 1.1 w
+    direction = drive(MeanSAM(rho=0.5), lambda w: w, w)  # L = ½‖w‖²: expected is w (1 + ρ/‖w‖) = 1.1 w
     print(f"on ½‖w‖² at w = {w.tolist()}: {direction}, expected {1.1 * w}")
     like_sam = drive(MeanSAM(rho=0.5, beta=0.0), lambda w: w**3, w)
     print(f"with β = 0 it is SAM: {torch.equal(like_sam, drive(steppe.SAM(rho=0.5), lambda w: w**3, w))}")
@@ -82,8 +82,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
-    torch.set_num_threads(1)  # the net is tiny: threads cost more than they bring
-    on_paper()
+    torch.set_num_threads(1)  # the net is small: more threads are slower
+    check()
     images, labels = load_digits(return_X_y=True)
     x, y = torch.as_tensor(images).float() / 16, torch.as_tensor(labels)
     methods = {"SGD": steppe.Plain(), "SAM": steppe.SAM(rho=0.1), "MeanSAM": steppe.by_name("meansam", rho=0.1)}

@@ -1,9 +1,9 @@
-"""Your own loop, with everything in it: half precision, accumulation, clipping, a schedule, a checkpoint.
+"""Your own loop, with half precision, accumulation, clipping, a schedule and a checkpoint.
 
     python examples/own_loop.py
 
-Trains scikit-learn's digits on a CPU in well under a minute, stops every run half-way, goes on from the checkpoint,
-and prints a table. What is not plain torch is marked with an arrow.
+Trains scikit-learn's digits on a CPU in well under a minute, stops every run half-way, resumes it from a checkpoint,
+and prints a table. Arrows mark the lines that are not plain torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MICRO_BATCHES = 2
 
 
 class Run:
-    """A model and all that belongs to its training."""
+    """A model and everything that its training needs."""
 
     def __init__(self, method: steppe.Method, steps: int):
         torch.manual_seed(0)
@@ -58,20 +58,20 @@ class Run:
             self.schedule.step()
 
     def save(self) -> io.BytesIO:
-        """All that is needed to go on; the method's memory is in the optimizer's state."""
+        """A checkpoint; the method's memory is in the optimizer's state."""
         file = io.BytesIO()
         torch.save([part.state_dict() for part in self.parts], file)
         file.seek(0)
         return file
 
     def load(self, file: io.BytesIO) -> None:
-        """Go on from there."""
+        """Resume from a checkpoint."""
         for part, state in zip(self.parts, torch.load(file, weights_only=True), strict=True):
             part.load_state_dict(state)
 
     @torch.no_grad()
     def accuracy(self, x: Tensor, y: Tensor) -> float:
-        """The share of right answers."""
+        """The share of correct predictions."""
         self.model.eval()
         return (self.model(x).argmax(1) == y).float().mean().item()
 
@@ -82,7 +82,7 @@ def train(method: steppe.Method, epochs: int, data: list[Tensor], tick) -> tuple
     steps_an_epoch = len(x) // 64
     run = Run(method, epochs * steps_an_epoch)
     for epoch in range(epochs):
-        if epoch == epochs // 2:  # as if the machine had gone down here
+        if epoch == epochs // 2:  # as if the machine had stopped here
             file, run = run.save(), Run(method, epochs * steps_an_epoch)
             run.load(file)
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch))
@@ -96,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20)
     args = parser.parse_args()
-    torch.set_num_threads(1)  # the net is tiny: threads cost more than they bring
+    torch.set_num_threads(1)  # the net is small: more threads are slower
     images, labels = load_digits(return_X_y=True)
     split = train_test_split(images / 16, labels, test_size=0.5, random_state=0, stratify=labels)
     data = [torch.as_tensor(part) for part in split]

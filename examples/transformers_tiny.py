@@ -1,9 +1,9 @@
-"""transformers: a tiny language model learns this project's licence, with AdamW and with SAM around it.
+"""transformers: a tiny language model learns this project's licence, with AdamW, and with SAM around AdamW.
 
     python examples/transformers_tiny.py
 
-Character by character, on a CPU, in well under a minute; nothing is downloaded. Lines are of uneven length, so the
-Trainer weighs micro-batches by their tokens; so do all looks.
+It learns characters, on a CPU, in well under a minute; nothing is downloaded. Lines have different lengths, so the
+Trainer weights micro-batches by their tokens, in every look.
 """
 
 from __future__ import annotations
