@@ -1,13 +1,14 @@
 """Runs every test of this folder on two ranks.
 
-The tests read like ordinary ones and say what a *rank* does. The pytest you start does not run their bodies: it
-launches itself once more under torchrun, on two gloo processes, with the same selection of tests, and each test
-then reports what its two ranks said. One launch serves the whole session, because starting torch is what takes
-long; each test still passes or fails alone, with the traceback of the rank that failed.
+The tests read like ordinary ones and say what a *rank* does. The pytest you start does not run their bodies. It
+launches pytest again in two processes, the ranks, with the same selection of tests. Each test then reports the results
+of its two ranks. One launch serves the whole session, because starting torch takes long. Each test still
+passes or fails alone, with the traceback of the rank that failed.
 
-A rank that fails closes its process group, so that its peer, waiting in a collective, fails at once instead of
-hanging; both then make a new group and go on with the next test. A rank that hangs all the same is ended by
-gloo's timeout, or by the launcher when no test has ended for a while.
+A rank that fails closes its process group, so that the other rank, which waits in a collective, fails at once instead
+of hanging. Both then make a new group and continue with the next test. A rank that hangs nevertheless is ended by the
+timeout of gloo, or by the launcher when no test has ended for a long time. Both timeouts are generous: a busy machine
+must not fail a test.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -30,9 +30,9 @@ import torch.distributed as dist
 
 HERE = Path(__file__).parent
 RANKS = 2
-COLLECTIVE_TIMEOUT = 30  # seconds that a rank waits for the other
-STALL_TIMEOUT = 120  # seconds without a finished test (or a started rank) after which the launch is given up
-SCRATCH = "STEPPE_TWO_RANKS"  # set on the ranks: the folder where they find the selection and leave the results
+COLLECTIVE_TIMEOUT = 300  # seconds that a rank waits for the other
+STALL_TIMEOUT = 900  # seconds without a finished test after which the launch is ended
+SCRATCH = "STEPPE_TWO_RANKS"  # set on the ranks: the folder with the selection and the results
 
 ON_A_RANK = SCRATCH in os.environ
 _results: dict[str, dict[str, str]] | None = None
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item.nodeid in wanted]
 
 
-# The pytest that was started by hand
+# The pytest that the user started
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -62,7 +62,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _two_ranks(session: pytest.Session) -> dict[str, dict[str, str]]:
-    """What the ranks said about each test, "" where it passed. With pytest-xdist, one launch for all workers."""
+    """The failures of each test by rank, "" if it passed. With pytest-xdist, one launch serves all workers."""
     selection = [item.nodeid for item in session.items if HERE in item.path.parents]
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     if run is None:
@@ -79,7 +79,7 @@ def _two_ranks(session: pytest.Session) -> dict[str, dict[str, str]]:
 
 
 def _launch_until_done(folder: Path, root: Path, selection: list[str]) -> dict[str, dict[str, str]]:
-    """A test that takes its launch down has failed; those after it get another launch."""
+    """Launch until all tests are done. A test that ended its launch has failed; the tests after it get a new launch."""
     results: dict[str, dict[str, str]] = {test: {} for test in selection}
     while selection:
         end = _launch(folder, root, selection)
@@ -90,7 +90,7 @@ def _launch_until_done(folder: Path, root: Path, selection: list[str]) -> dict[s
                 said[f"rank {rank}"] = said.get(f"rank {rank}", "") + entry["failure"]
             (folder / f"rank{rank}.jsonl").unlink(missing_ok=True)
         left = [test for test in selection if len(results[test]) < RANKS]
-        lost = left if left == selection else left[:1]  # nothing done at all: another launch will not do better
+        lost = left if left == selection else left[:1]  # no test was done: another launch would not help
         for test in lost:
             results[test]["launch"] = end
         selection = left[len(lost) :]
@@ -98,27 +98,33 @@ def _launch_until_done(folder: Path, root: Path, selection: list[str]) -> dict[s
 
 
 def _launch(folder: Path, root: Path, selection: list[str]) -> str:
-    """Run tests on two ranks, as far as they get; say how it ended."""
+    """Run tests on two ranks, as far as possible; return how the launch ended."""
     (folder / "selection.json").write_text(json.dumps(selection))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    # Without the project's own options: the tests are selected already, and a rank is one process.
     options = ["-q", "--tb=short", "-p", "no:cacheprovider", f"--rootdir={root}"]
+    options += ["-o", "addopts=--import-mode=importlib"]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV_"))}
-    env |= {SCRATCH: str(folder), "OMP_NUM_THREADS": "1"}
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # here: it outlives any rank
+    env |= {SCRATCH: str(folder), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    env |= {"WORLD_SIZE": str(RANKS)}
     with open(folder / "log", "w") as log:
-        command = [*torchrun, "-m", "pytest", *options, str(HERE)]
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=root, env=env, start_new_session=True)
-        stalled = _wait(process, folder)
-    end = f"made no progress for {STALL_TIMEOUT} s" if stalled else f"ended with status {process.returncode}"
+        command = [sys.executable, "-m", "pytest", *options, str(HERE)]
+        ranks = [
+            subprocess.Popen(command, stdout=log, stderr=log, cwd=root, env={**env, "RANK": str(rank)})
+            for rank in range(RANKS)
+        ]
+        stalled = _wait(ranks, folder)
+    end = f"made no progress for {STALL_TIMEOUT} s" if stalled else f"ended with {[r.returncode for r in ranks]}"
     log_text = (folder / "log").read_text()
     excerpt = log_text if len(log_text) < 8000 else f"{log_text[:5000]}\n...\n{log_text[-3000:]}"
-    return f"it {end} in this test. What it had to say:\n{excerpt}"
+    return f"it {end} in this test. Its output:\n{excerpt}"
 
 
-def _wait(process: subprocess.Popen, folder: Path) -> bool:
-    """Wait for the launch to end; end it, and say True, when it stalls."""
+def _wait(ranks: list[subprocess.Popen], folder: Path) -> bool:
+    """Wait for the ranks to end; end all if one fails. If they stall, end them and return True."""
     size, since = 0, time.monotonic()
     try:
-        while process.poll() is None:
+        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
             time.sleep(0.1)
             now = sum(len(_lines(folder / f"rank{r}.jsonl")) for r in range(RANKS))
             if now != size:
@@ -127,13 +133,14 @@ def _wait(process: subprocess.Popen, folder: Path) -> bool:
                 return True
         return False
     finally:
-        if process.poll() is None:  # stalled, or Ctrl-C here: end the ranks too
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        for rank in ranks:  # stalled, or Ctrl-C here, or the other has failed
+            if rank.poll() is None:
+                rank.terminate()
+                try:
+                    rank.wait(10)
+                except subprocess.TimeoutExpired:
+                    rank.kill()
+                    rank.wait()
 
 
 def _lines(path: Path) -> list[str]:
@@ -165,7 +172,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if ON_A_RANK:
         if dist.is_initialized():
             dist.destroy_process_group()
-        session.exitstatus = 0  # what failed has been said; a bad status would make torchrun end the other rank
+        session.exitstatus = 0  # failures are in the results; a bad status would end the other rank
 
 
 _store: dist.Store | None = None
@@ -174,7 +181,7 @@ _tests_begun = 0
 
 @pytest.fixture(autouse=True)
 def process_group() -> Iterator[None]:
-    """A working process group, and the ranks at the same test."""
+    """A working process group, with both ranks at the same test."""
     if not ON_A_RANK:
         yield
         return
@@ -182,10 +189,10 @@ def process_group() -> Iterator[None]:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     if _store is None:
-        _store = next(iter(dist.rendezvous("env://")))[0]
-        _store.set_timeout(timedelta(seconds=2 * COLLECTIVE_TIMEOUT))
+        patience = timedelta(seconds=2 * COLLECTIVE_TIMEOUT)
+        _store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False, timeout=patience)
     _tests_begun += 1
-    # Meet through the store, which survives a broken group, and learn whether the last test broke it.
+    # Meet through the store, which survives a broken group, and find out whether the last test broke the group.
     _store.set(f"{_tests_begun}/{rank}", "well" if dist.is_initialized() else "broken")
     states = [_store.get(f"{_tests_begun}/{r}") for r in range(RANKS)]
     if b"broken" in states:

@@ -22,10 +22,11 @@ from helpers.ranks import (
     BASES,
     Drift,
     Net,
-    all_methods,
     assert_identical,
     assert_ranks_agree,
     digits,
+    each_method,
+    grid,
     sharded,
     tensors_in,
     train,
@@ -80,14 +81,12 @@ def load(net, opt, folder, options):
     set_optimizer_state_dict(net, opt, state["opt"], options=options)
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("sam", "sharded"), ("every-third", "sharded"), *[("drift", options) for options in OPTIONS]],
-)
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_resumed_run_ends_in_the_same_bits(wrapper, method, base, options, folder):
-    batches = digits(steps=6)
+SAVED = ["sam, sharded", "every-third, sharded", *(f"drift, {options}" for options in OPTIONS)]
+
+
+@grid("wrapper, saved, base", WRAPPERS, SAVED, BASES)
+def test_a_resumed_run_ends_in_the_same_bits(wrapper, saved, base, folder):
+    batches, (method, options) = digits(steps=6), saved.split(", ")
     net, opt = build(wrapper, METHODS[method], base)
     train(opt, net, batches[:3])
     with unchanged(net, opt):
@@ -107,8 +106,7 @@ def test_a_resumed_run_ends_in_the_same_bits(wrapper, method, base, options, fol
     assert_identical(tensors_in(opt_again.state_dict()), tensors_in(opt.state_dict()))
 
 
-@pytest.mark.parametrize("method", all_methods().values(), ids=all_methods())
-@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
+@each_method(wrapper=["ddp", "fsdp2"])
 def test_every_method_resumes(wrapper, method):
     """In memory: what a checkpoint holds is copied into the tensors of a fresh state, as loading a file does."""
     batches = digits(steps=5)
@@ -138,8 +136,7 @@ def filled(fresh, saved):
     return saved
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("options", OPTIONS)
+@grid("options, wrapper", OPTIONS, WRAPPERS)
 def test_memory_survives_when_the_first_parameter_is_frozen(options, wrapper, folder):
     """Fine-tuning. Checkpoints leave out the state of frozen parameters: nothing of ours may hide there."""
     batches = digits(steps=4)
@@ -170,8 +167,7 @@ def test_a_checkpoint_of_two_replicas_goes_on_sharded(base, folder):
         assert torch.allclose(a, b, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("base", BASES)
+@grid("base, wrapper", BASES, WRAPPERS)
 def test_asking_for_the_state_before_the_first_step_changes_no_weight(base, wrapper):
     """Checkpointing makes state by a step at learning rate zero; that is not a step of the training."""
     net, opt = build(wrapper, Drift(rho=0.3), base)

@@ -16,16 +16,18 @@ from helpers.ranks import (
     TOLERANCE,
     Keeper,
     Net,
-    all_methods,
     assert_close,
     assert_identical,
     assert_ranks_agree,
     by_list,
     by_loop_in_passes,
     digits,
+    each_method,
+    grid,
     loss_of,
     tolerance_of,
     train,
+    train_alone,
     train_any,
     whole,
 )
@@ -37,10 +39,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", DDP_KINDS)
+@grid("kind, method, base, dtype", DDP_KINDS, METHODS, BASES, DTYPES)
 def test_two_ranks_equal_the_equations_on_the_whole_batch(kind, method, base, dtype):
     """Also: a parameter that some steps do not use is left alone in those, as by the base optimizer."""
     unused = kind.startswith("unused")
@@ -57,14 +56,13 @@ def test_two_ranks_equal_the_equations_on_the_whole_batch(kind, method, base, dt
     assert_close(net, alone, TOLERANCE[dtype, base])
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("method", all_methods().values(), ids=all_methods())
+@each_method(base=BASES)
 def test_every_method_equals_itself_in_one_process(method, base):
-    alone = Net()
-    train_any(SharpnessAware(BASES[base](alone.parameters()), method, alone), alone, digits(), alone=True)
+    batches = digits(steps=3)
+    alone = train_alone(BASES[base], method, batches)
 
     net = DDP(Net(), gradient_as_bucket_view=True)
-    train_any(SharpnessAware(BASES[base](net.parameters()), method, net), net, digits())
+    train_any(SharpnessAware(BASES[base](net.parameters()), method, net), net, batches)
 
     assert_ranks_agree(net)
     assert_close(net, alone, tolerance_of(method))
@@ -81,8 +79,7 @@ def test_exact_products_are_those_of_the_whole_batch(method):
     assert_close(net, alone, 1e-11)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-@pytest.mark.parametrize("kind", ["default", "bucket-view", "static-graph"])
+@grid("kind, form", ["default", "bucket-view", "static-graph"], FORMS)
 def test_every_way_to_step_is_the_same_step(kind, form):
     if kind == "static-graph" and form is by_loop_in_passes:
         kind = "tiny-buckets"  # no_sync in a static graph's first pass is the user's mistake, in plain DDP too
@@ -113,11 +110,10 @@ def test_micro_batches_are_reduced_once():
     assert reductions.count(0) == 2 * 2, "two looks in each of two steps"
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-@pytest.mark.parametrize("kind", ["default", "bucket-view", "tiny-buckets"])
+@grid("kind, form", ["default", "bucket-view", "tiny-buckets"], FORMS)
 def test_kept_gradients_are_not_written_over(kind, form):
     net = DDP(Net(), **DDP_KINDS[kind])
-    train(SharpnessAware(BASES["sgd"](net.parameters()), Keeper(), net), net, digits(), form)
+    train(SharpnessAware(BASES["sgd"](net.parameters()), Keeper(), net), net, digits(steps=2), form)
 
 
 def test_the_trap_is_real_ddp_writes_over_gradients_kept_by_reference():
@@ -170,14 +166,11 @@ def test_a_parameter_that_no_rank_uses_is_not_touched():
 
 
 @pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated:FutureWarning")
-@pytest.mark.parametrize("method", [SAM(rho=0.3), GSAM(rho=0.3)], ids=["sam", "gsam"])
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-@pytest.mark.parametrize("broadcast", [True, False], ids=["broadcast-buffers", "own-buffers"])
+@grid("broadcast, form, method", ["broadcast-buffers", "own-buffers"], FORMS, METHODS)
 def test_buffers_are_as_plain_training_leaves_them(broadcast, form, method):
     """BatchNorm's statistics move once a step (once per micro-batch), on each rank as under plain DDP."""
-    net = DDP(Net(norm=True), broadcast_buffers=broadcast)
-    plain = DDP(Net(norm=True), broadcast_buffers=broadcast)
-    opt = SharpnessAware(BASES["sgd"](net.parameters()), method, net)
+    net, plain = (DDP(Net(norm=True), broadcast_buffers=broadcast == "broadcast-buffers") for _ in range(2))
+    opt = SharpnessAware(BASES["sgd"](net.parameters()), METHODS[method][0], net)
     micro_batches = 2 if form.__name__ in ("by_list", "by_list_with_backward", "by_loop_in_passes") else 1
     for batch in digits():
         for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):

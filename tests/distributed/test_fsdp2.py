@@ -16,16 +16,18 @@ from helpers.ranks import (
     TOLERANCE,
     Keeper,
     Net,
-    all_methods,
     assert_close,
     assert_identical,
     assert_ranks_agree,
     by_passes,
     digits,
+    each_method,
+    grid,
     loss_of,
     sharded,
     tolerance_of,
     train,
+    train_alone,
     train_any,
     unchanged,
     whole,
@@ -66,13 +68,7 @@ def test_the_net_is_as_awkward_as_promised():
     assert sizes == ([1, 4] if dist.get_rank() == 0 else [0, 3])
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [(kind, dtype) for kind in KINDS for dtype in (DTYPES if kind in ("default", "keep-gathered") else DTYPES[:1])],
-    ids=str,
-)
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("method", METHODS)
+@grid("kind, method, base, dtype", KINDS, METHODS, BASES, DTYPES)
 def test_two_ranks_equal_the_equations_on_the_whole_batch(kind, method, base, dtype):
     batches, (method, equations) = digits(dtype), METHODS[method]
     alone = Net(dtype)
@@ -85,12 +81,12 @@ def test_two_ranks_equal_the_equations_on_the_whole_batch(kind, method, base, dt
     assert_close(net, alone, TOLERANCE[dtype, base])
 
 
-@pytest.mark.parametrize("method", all_methods().values(), ids=all_methods())
+@each_method()
 def test_every_method_equals_itself_in_one_process(method):
-    alone = Net()
-    train_any(SharpnessAware(BASES["adamw"](alone.parameters()), method, alone), alone, digits(), alone=True)
+    batches = digits(steps=3)
+    alone = train_alone(BASES["adamw"], method, batches)
     net = sharded(Net())
-    train_any(SharpnessAware(BASES["adamw"](net.parameters()), method, net), net, digits())
+    train_any(SharpnessAware(BASES["adamw"](net.parameters()), method, net), net, batches)
     assert_ranks_agree(net)
     assert_close(net, alone, tolerance_of(method))
 
@@ -105,11 +101,10 @@ def test_every_way_to_step_is_the_same_step(form):
     assert_close(net, alone, 1e-12)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-@pytest.mark.parametrize("kind", ["default", "keep-gathered"])
+@grid("kind, form", ["default", "keep-gathered"], FORMS)
 def test_kept_gradients_are_not_written_over(kind, form):
     net = KINDS[kind](Net())
-    train(SharpnessAware(BASES["sgd"](net.parameters()), Keeper(), net), net, digits(), form)
+    train(SharpnessAware(BASES["sgd"](net.parameters()), Keeper(), net), net, digits(steps=2), form)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,8 +174,7 @@ def test_the_trap_is_real_fsdp2_remembers_gathered_weights():
     assert fresh != before
 
 
-@pytest.mark.parametrize("when", ["before forward", "after forward", "after backward"])
-@pytest.mark.parametrize("kind", KINDS)
+@grid("kind, when", KINDS, ["before forward", "after forward", "after backward"])
 def test_an_exception_in_the_second_look_leaves_everything_as_it_was(kind, when):
     net = KINDS[kind](Net())
     opt = SharpnessAware(BASES["adamw"](net.parameters()), GSAM(rho=0.3), net)

@@ -1,4 +1,4 @@
-"""local=True under DDP: every rank looks around on its own half; only the directions are averaged (m-sharpness)."""
+"""local=True under DDP: every rank perturbs by its own half; only the directions are averaged (m-sharpness)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from helpers.ranks import (
     FORMS,
     TOLERANCE,
     Net,
-    all_methods,
     assert_close,
     assert_identical,
     assert_ranks_agree,
     by_first_done,
     digits,
+    each_method,
+    grid,
     loss_of,
     sharded,
     train,
@@ -43,10 +44,10 @@ def train_on_shards(net, base, batches, equations, static_graph=False):
     return reference.train_alone(net, base, batches[len(whole_steps) :], equations, parts=2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", ["default", "bucket-view", "static-graph", "static-graph-bucket-view", "tiny-buckets"])
+KINDS = [kind for kind in DDP_KINDS if not kind.startswith("unused")]
+
+
+@grid("kind, method, base, dtype", KINDS, METHODS, BASES, DTYPES)
 def test_equals_the_equations_on_each_half(kind, method, base, dtype):
     batches = digits(dtype)
     method, equations = METHODS[method]
@@ -70,8 +71,7 @@ def test_is_not_the_global_ascent():
         assert_close(one, two, 1e-4)
 
 
-@pytest.mark.parametrize("form", [f for f in FORMS if f is not by_first_done], ids=lambda form: form.__name__)
-@pytest.mark.parametrize("kind", ["default", "bucket-view"])
+@grid("kind, form", ["default", "bucket-view"], [form for form in FORMS if form is not by_first_done])
 def test_every_way_to_step(kind, form):
     """All but by_first_done: there the first pass is the framework's, which synchronises it."""
     batches, (method, equations) = digits(), METHODS["gsam"]
@@ -83,10 +83,10 @@ def test_every_way_to_step(kind, form):
     assert_close(net, alone, 1e-12)
 
 
-@pytest.mark.parametrize("method", all_methods().values(), ids=all_methods())
+@each_method()
 def test_ranks_stay_identical_with_every_method(method):
-    net = DDP(Net(torch.float32), gradient_as_bucket_view=True)
-    train_any(SharpnessAware(BASES["adamw"](net.parameters()), method, net, local=True), net, digits(torch.float32))
+    net, batches = DDP(Net(torch.float32), gradient_as_bucket_view=True), digits(torch.float32, steps=3)
+    train_any(SharpnessAware(BASES["adamw"](net.parameters()), method, net, local=True), net, batches)
     assert_ranks_agree(net)
 
 

@@ -16,6 +16,7 @@ from helpers.ranks import (
     assert_identical,
     assert_ranks_agree,
     digits,
+    grid,
     loss_of,
     sharded,
     unchanged,
@@ -67,9 +68,7 @@ def scaled_step(opt, scaler, look_around, loss, clip=None):
     opt.zero_grad()
 
 
-@pytest.mark.parametrize("look_around", LOOKING, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@grid("wrapper, base, look_around", WRAPPERS, BASES, LOOKING)
 def test_scaling_changes_nothing(wrapper, base, look_around):
     """The scale is a power of two: what comes out is the unscaled step."""
     batches = digits()
@@ -88,20 +87,14 @@ def test_scaling_changes_nothing(wrapper, base, look_around):
     assert_close(net, alone, 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("look_around", "clip"),
-    [(by_passes, 0.5), (by_closure, None), (by_backward, None)],
-    ids=["by_passes-clipped", "by_closure", "by_backward"],
-)
-@pytest.mark.parametrize(
-    ("bad_rank", "bad_look"),
-    [(1, 0), (0, 1), (1, 1)],
-    ids=["rank1-first-look", "rank0-second-look", "rank1-second-look"],
-)
-@pytest.mark.parametrize("wrapper", [*WRAPPERS, "ddp-local"])
-def test_an_overflow_on_one_rank_is_a_step_that_never_was(wrapper, bad_rank, bad_look, look_around, clip):
+BAD = {"rank1-first-look": (1, 0), "rank0-second-look": (0, 1), "rank1-second-look": (1, 1)}  # rank and look
+
+
+@grid("wrapper, bad, look_around", [*WRAPPERS, "ddp-local"], BAD, LOOKING)
+def test_an_overflow_on_one_rank_is_a_step_that_never_was(wrapper, bad, look_around):
     batches = digits(steps=4)
-    bad_batch = 2
+    bad_batch, (bad_rank, bad_look) = 2, BAD[bad]
+    clip = 0.5 if look_around is by_passes else None
 
     def run(overflow):
         local = wrapper == "ddp-local"
@@ -112,9 +105,9 @@ def test_an_overflow_on_one_rank_is_a_step_that_never_was(wrapper, bad_rank, bad
             if i == bad_batch and not overflow:
                 continue
 
-            def loss(look, bad=i == bad_batch, batch=batch):
+            def loss(look, spoilt=i == bad_batch, batch=batch):
                 value = loss_of(net, batch.mine)
-                here = bad and look == bad_look and dist.get_rank() == bad_rank
+                here = spoilt and look == bad_look and dist.get_rank() == bad_rank
                 return value * float("inf") if here else value
 
             if i == bad_batch:

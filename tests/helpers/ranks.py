@@ -1,4 +1,4 @@
-"""What the tests of this folder train, on what, and how they compare."""
+"""What the tests on two ranks train, on what, and how they compare."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count, product
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
@@ -21,6 +23,38 @@ from steppe import HERE, Look, Method, Number, SharpnessAware, ascent
 
 STEPS = 4
 BATCH = 32
+
+# Which combinations run
+
+
+def grid(names: str, *dimensions: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrises over all combinations. A few contain every value of every dimension; the others are marked slow.
+
+    >>> [bool(param.marks) for param in grid("kind, base", "abc", "xy").args[1]]
+    [False, True, True, False, False, True]
+    """
+    values = [list(dimension) for dimension in dimensions]
+    longest = max(range(len(values)), key=lambda i: len(values[i]))
+    fast: set[tuple[int, ...]] = set()
+    for step in count():
+        if all({chosen[i] for chosen in fast} == set(range(len(each))) for i, each in enumerate(values)):
+            break
+        rest, chosen = step, []  # the longest dimension cycles; the others count through their combinations
+        for i, each in enumerate(values):
+            chosen.append((step if i == longest else rest) % len(each))
+            rest = rest if i == longest else rest // len(each)
+        fast.add(tuple(chosen))
+    params = []
+    for places in product(*(range(len(each)) for each in values)):
+        picked = [each[place] for each, place in zip(values, places, strict=True)]
+        marks = () if places in fast else pytest.mark.slow
+        params.append(pytest.param(*picked, id="-".join(map(_label, picked)), marks=marks))
+    return pytest.mark.parametrize(names, params)
+
+
+def _label(value: Any) -> str:
+    return getattr(value, "__name__", None) or str(value)
+
 
 # Data
 
@@ -139,6 +173,22 @@ def all_methods() -> dict[str, Method]:
     return {f"{name}-{i}": method for name in sorted(library) for i, method in enumerate(library[name].variants())}
 
 
+def each_method(**others: Iterable[str]) -> pytest.MarkDecorator:
+    """Parametrises over every setting of every method, and over another dimension if one is given.
+
+    Fast: the first setting of each method, with the values of the other dimension in turn.
+    """
+    ((name, values),) = others.items() or (("", [""]),)
+    values, methods, params = list(values), all_methods(), []
+    firsts = [key for key in methods if key.endswith("-0")]
+    for key, method in methods.items():
+        for value in values:
+            fast = key in firsts and value == values[firsts.index(key) % len(values)]
+            picked, marks = (method, value)[: 2 if name else 1], () if fast else pytest.mark.slow
+            params.append(pytest.param(*picked, id="-".join(filter(None, (key, value))), marks=marks))
+    return pytest.mark.parametrize(f"method, {name}" if name else "method", params)
+
+
 @dataclass(frozen=True)
 class Drift(Method):
     """A method with memory of both kinds, a vector and a number. Losing either changes its direction."""
@@ -248,8 +298,15 @@ def train(opt: SharpnessAware, net: nn.Module, batches: Iterable[Batch], form: C
         form(opt, net, batch.mine)
 
 
+def only_this_rank() -> dist.ProcessGroup:
+    """The group of this rank alone, for an optimizer that trains by itself although there are two ranks."""
+    return [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+
+
 def train_any(opt: SharpnessAware, net: nn.Module, batches: list[Batch], alone: bool = False) -> None:
     """Train with any method: whatever it needs beside the batch is there. `alone`: in one process, on whole batches."""
+    if alone and "loss" in opt.method.needs:
+        opt.loss_group = only_this_rank()
     for batch, other in zip(batches, batches[1:] + batches[:1], strict=True):
         mine, second = (batch, other) if alone else (batch.mine, other.mine)
         needed = {
@@ -257,6 +314,19 @@ def train_any(opt: SharpnessAware, net: nn.Module, batches: list[Batch], alone: 
             "sample": lambda i, batch=batch: loss_of(net, Batch(batch.x[i : i + 1], batch.y[i : i + 1])),
         }
         opt.step(lambda mine=mine: loss_of(net, mine), **{k: f for k, f in needed.items() if k in opt.method.needs})
+
+
+def train_alone(opt_of: Callable[..., Any], method: Method, batches: list[Batch]) -> Net:
+    """Train with any method in each process alone, on whole batches, as without the other rank."""
+    net = Net()
+    settings = {"loss_group": this_rank()} if "loss" in method.needs else {}
+    train_any(SharpnessAware(opt_of(net.parameters()), method, net, **settings), net, batches, alone=True)
+    return net
+
+
+def this_rank() -> Any:
+    """A process group of this rank alone."""
+    return [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
 
 
 def tolerance_of(method: Method) -> float:

@@ -23,7 +23,7 @@ def test_two_ranks_train_as_the_plain_loop_does(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     run = subprocess.run(
         [*torchrun, str(here / "two_ranks.py"), str(tmp_path)],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, cwd=tmp_path,
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=3600, cwd=tmp_path,
     )  # fmt: skip
     results = [[json.loads(line) for line in path.read_text().splitlines()] for path in sorted(tmp_path.glob("rank*"))]
     failures = "\n".join(f"{name}: {said}" for rank in results for name, said in rank if said)
