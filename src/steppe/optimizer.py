@@ -30,6 +30,8 @@ from .method import Context, Method
 from .methods.registry import by_name
 from .vector import Each, Space, same
 
+_SETTINGS = ("local", "hvp", "seed", "norm_group", "loss_group")  # of `SharpnessAware`, beside base, method and model
+
 
 class SharpnessAware(Optimizer):
     """Wraps a base optimizer so that it steps in the direction of a sharpness-aware method.
@@ -44,14 +46,14 @@ class SharpnessAware(Optimizer):
             (BatchNorm statistics), modes and shards in the extra looks. Leave it out only if the model has neither
             buffers nor shards.
         local: under DDP, let every rank look around on its own batch alone and average only the directions
-            ("m-sharpness": what the SAM and GSAM papers did). Saves all all-reduces but one. What a method
-            remembers is then each rank's own.
+            ("m-sharpness": what the SAM and GSAM papers did). Saves all all-reduces but one. Memory is per rank.
         hvp: how Hessian-vector products are made, in methods that need them: from a "forward" or "central"
             difference of gradients, or "exact" by double backward (closures that do not call backward only).
         seed: of the method's random draws, which are the same on all ranks.
         norm_group: the process group whose ranks hold other parameters of the same model, without being DTensors:
             stages of a pipeline, experts. Norms and inner products are then sums over these ranks. Where only some
             parameters differ between ranks, a function from a parameter to its group, or to None.
+        loss_group: for methods that decide by the loss, the ranks that share it, if `model` does not show them.
 
     >>> model = nn.Linear(2, 1)
     >>> opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), by_name("sam"), model=model)
@@ -69,11 +71,12 @@ class SharpnessAware(Optimizer):
         hvp: Products = "forward",
         seed: int = 0,
         norm_group: NormGroup | None = None,
+        loss_group: Any = None,
     ):
         checks.check_settings(base, method, model, local, hvp, SharpnessAware)
         self.base, self.method, self.model, self.local = base, method, model, local
         self.hvp: Products = hvp
-        self.norm_group = norm_group
+        self.norm_group, self.loss_group = norm_group, loss_group
         self.metrics: dict[str, Any] = {}
         self.under_way = Step()
         self._memory = MethodState()
@@ -145,9 +148,8 @@ class SharpnessAware(Optimizer):
     ) -> Tensor | None:
         """Run the method's looks with a closure; leave the direction in ``p.grad``; return the loss at w.
 
-        The closure returns the loss. It may call backward itself (then scaled by the scaler, if there is one)
-        or leave that to the optimizer. It must use the same data each time. A list of closures is a list of
-        micro-batches: their losses and gradients add up.
+        The closure returns the loss. It may call backward itself (on the scaled loss, if there is a scaler). It must
+        use the same data each time. A list of closures is a list of micro-batches: losses and gradients add up.
 
         Methods that look at a second batch need `auxiliary`, its closure; methods that look at single examples
         need `sample`, a function from an example's number to its loss.
@@ -199,7 +201,7 @@ class SharpnessAware(Optimizer):
         """One step's looks."""
         ctx = self._context(space)
         method = self.method.at(ctx.step, ctx.lr, self._groups.rho())
-        around = Surroundings(self.model, self.local, self.hvp)
+        around = Surroundings(self.model, self.local, self.hvp, self.loss_group)
         yield from self.under_way.run(method, space, ctx, around, scaler, first_done)
 
     def _context(self, space: Space) -> Context:
@@ -254,19 +256,19 @@ class SharpnessAware(Optimizer):
                 space.live().add_(-1.0 * (lr * ctx.wishes["aside"]))
         self._memory.keep(space.params, ctx.remembered)
         checks.mark_used(space.params)
-        if self.under_way.recording:
-            self.under_way.recorded_metrics = ctx.metrics
-        else:
-            self._count(ctx.metrics)
+        self._count(ctx.metrics)
         return loss
 
     def _count(self, metrics: dict[str, Any]) -> None:
-        """A step was taken."""
+        """A step was taken, or recorded."""
+        if self.under_way.recording:
+            self.under_way.recorded_metrics = metrics
+            return
         self.metrics = metrics
         self._groups.count_step()
 
     def _step_with_hooks(self, *args: Any, **kwargs: Any) -> Any:
-        """With this optimizer's own hooks, as torch runs them; those for all optimizers run around the base's step."""
+        """With this optimizer's own hooks. (Hooks for all optimizers run around the base's step.)"""
         args = (self, *args)
         for before in self._optimizer_step_pre_hooks.values():
             args, kwargs = before(self, args, kwargs) or (args, kwargs)
@@ -390,7 +392,7 @@ def wrap(base: Optimizer, method: str | Method, model: nn.Module | None = None, 
     >>> opt.method.rho
     0.1
     """
-    own = {name: settings.pop(name) for name in ("local", "hvp", "seed", "norm_group") if name in settings}
+    own = {name: settings.pop(name) for name in _SETTINGS if name in settings}
     if isinstance(method, str):
         method = by_name(method, **settings)
     elif settings:

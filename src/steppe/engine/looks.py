@@ -68,6 +68,7 @@ class Surroundings:
     model: nn.Module | None
     local: bool  # each rank looks on its own batch alone
     hvp: Products
+    loss_group: Any = None  # the ranks whose losses belong together, if the model does not show them
 
 
 class LookRunner:
@@ -186,9 +187,12 @@ class LookRunner:
         if "loss" in self.method.needs:
             if loss is None:
                 raise RuntimeError(f"{self.method.name} needs the loss of every look: call look.report(loss)")
-            loss = loss if self._around.local else replicas.mean(loss, self._around.model, self.method.name)
+            loss = loss if self._around.local else self._mean_over_ranks(loss)
         self.ctx.losses.append(loss)
         return Seen(self._collect(), loss)
+
+    def _mean_over_ranks(self, loss: Tensor) -> Tensor:
+        return replicas.mean(loss, self._around.model, self._around.loss_group, self.method.name)
 
     def _collect(self) -> Vector:
         """Take the gradients out of the parameters, as a vector that nothing else writes to."""

@@ -56,11 +56,11 @@ def average_(tensors: Sequence[Tensor], model: nn.Module | None) -> None:
     torch._foreach_div_(list(tensors), torch.distributed.get_world_size(group))
 
 
-def mean(value: Tensor, model: nn.Module | None, method: str) -> Tensor:
+def mean(value: Tensor, model: nn.Module | None, group: Any, method: str) -> Tensor:
     """A number that each rank computed on its own data, averaged, so that all take the same decision."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return value
-    group = _group_of_losses(model, method)
+    group = _group_of_losses(model, method) if group is None else group
     value = value.clone()
     torch.distributed.all_reduce(value, group=group)
     return value / torch.distributed.get_world_size(group)
@@ -76,14 +76,14 @@ def _group_of_losses(model: nn.Module | None, method: str) -> Any:
         return None
     raise RuntimeError(
         f"{method} decides by the loss, there are {torch.distributed.get_world_size()} processes, and model= does not "
-        "show how they share it: give SharpnessAware the model as DDP or FSDP2 has wrapped it"
+        "show how they share it: give SharpnessAware the model as DDP or FSDP2 has wrapped it, or loss_group="
     )
 
 
 def _composed(module: nn.Module) -> bool:
     """Whether a composable function such as `replicate` was applied to a module."""
-    composable = sys.modules.get("torch.distributed._composable_state")
-    return composable is not None and composable._get_module_state(module) is not None
+    contract = sys.modules.get("torch.distributed._composable.contract")
+    return contract is not None and bool(contract._get_registry(module))
 
 
 def can_skip_sync(model: nn.Module | None) -> bool:
