@@ -9,7 +9,7 @@ subtracted), and leaves the method's direction in ``p.grad`` for any base optimi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from .method import Context, Method
 from .methods.registry import by_name
 from .vector import Each, Space, same
 
+Base = Optimizer | Sequence[Optimizer]
 _SETTINGS = ("local", "hvp", "seed", "norm_group", "loss_group")  # of `SharpnessAware`, beside base, method and model
 
 
@@ -37,10 +38,11 @@ class SharpnessAware(Optimizer):
     """Wraps a base optimizer so that it steps in the direction of a sharpness-aware method.
 
     Args:
-        base: any `torch.optim.Optimizer` that minimises from one gradient. It stays the owner of parameter groups and
-            state. A group may carry ``rho`` (overrides the method's; not with a base that has a ``rho`` of its own,
-            such as Adadelta), ``perturb=False`` (no look moves its weights, and norms of perturbations leave them
-            out) and ``adaptive=False`` (adaptive methods treat its weights as if they were of size one).
+        base: any `torch.optim.Optimizer` that minimises from one gradient, or a list of several (Muon for matrices,
+            AdamW for the rest), each with its own parameters. It stays the owner of parameter groups and state. A
+            group may carry ``rho`` (overrides the method's; not with a base that has its own, such as Adadelta),
+            ``perturb=False`` (no look moves its weights, and norms of perturbations leave them out) and
+            ``adaptive=False`` (adaptive methods treat its weights as if they were of size one).
         method: for example ``SAM(rho=0.05)``.
         model: the module that is called in training, as wrapped by DDP or FSDP2. It is needed to restore buffers
             (BatchNorm statistics), modes and shards in the extra looks. Leave it out only if the model has neither
@@ -63,7 +65,7 @@ class SharpnessAware(Optimizer):
 
     def __init__(
         self,
-        base: Optimizer,
+        base: Base,
         method: Method,
         model: nn.Module | None = None,
         *,
@@ -73,8 +75,9 @@ class SharpnessAware(Optimizer):
         norm_group: NormGroup | None = None,
         loss_group: Any = None,
     ):
-        checks.check_settings(base, method, model, local, hvp, SharpnessAware)
-        self.base, self.method, self.model, self.local = base, method, model, local
+        self.base = checks.joined(base)
+        checks.check_settings(self.base, method, model, local, hvp, SharpnessAware)
+        self.method, self.model, self.local = method, model, local
         self.hvp: Products = hvp
         self.norm_group, self.loss_group = norm_group, loss_group
         self.metrics: dict[str, Any] = {}
@@ -83,7 +86,7 @@ class SharpnessAware(Optimizer):
         self._lr_set: Any = None  # the learning rate the method has set
         self._scaler_steps = False  # a GradScaler is calling
         Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
-        self._groups = Groups(base, seed)
+        self._groups = Groups(self.base, seed)
 
     # The base owns parameter groups, state and defaults
 
@@ -132,7 +135,7 @@ class SharpnessAware(Optimizer):
         """
         self.under_way.close()
         space = self._space()
-        self._refuse_leftovers(space)
+        self.under_way.refuse_leftovers(space)
         if self.hvp == "exact" and "hvp" in self.method.needs:
             raise RuntimeError('hvp="exact" needs closures that return a graph: use step(closure) or gradient(closure)')
         return self._start(space, scaler, first_done=False)
@@ -160,7 +163,7 @@ class SharpnessAware(Optimizer):
         self.under_way.close()
         space = self._space()
         if not first_done:
-            self._refuse_leftovers(space)
+            self.under_way.refuse_leftovers(space)
         elif all(p.grad is None for p in space.params):
             raise RuntimeError("first_done=True, but no parameter has a gradient: run backward first")
         batches: dict[str, Any] = {"main": closure, "auxiliary": auxiliary, "sample": sample}
@@ -177,10 +180,6 @@ class SharpnessAware(Optimizer):
                 if look.index == 0:
                     first_loss = look.loss
         return first_loss
-
-    def _refuse_leftovers(self, space: Space) -> None:
-        if self.under_way.ready is None:  # else a direction that no step used: a GradScaler skipped the step
-            checks.refuse_leftover_gradients(space.params)
 
     def begin(self) -> None:
         """Call before a pass that a framework runs itself, when ``gradient(..., first_done=True)`` will follow."""
@@ -384,7 +383,7 @@ class SharpnessAware(Optimizer):
         return space
 
 
-def wrap(base: Optimizer, method: str | Method, model: nn.Module | None = None, **settings: Any) -> SharpnessAware:
+def wrap(base: Base, method: str | Method, model: nn.Module | None = None, **settings: Any) -> SharpnessAware:
     """Wrap a base optimizer by a method's name; what is not the optimizer's own setting is the method's.
 
     >>> model = nn.Linear(2, 1)

@@ -14,12 +14,23 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..method import Method
+from .bases import Together
 from .replicas import replicated, sharded_by_fsdp1
 from .shards import local as local_part
 from .shards import sharded
 
 # Optimizers of other libraries that need more than a gradient: second derivatives, or a loss to evaluate themselves.
 _NOT_ONE_GRADIENT = frozenset({"AdaHessian", "Adahessian", "SophiaH", "AliG", "BSAM", "bSAM", "PAL", "PoNoS"})
+
+
+def joined(base: Any) -> Any:
+    """Several base optimizers as one. Anything else is returned as it is, and checked later."""
+    bases: list[Any] = list(base) if isinstance(base, (list, tuple)) else []  # pyright: ignore[reportUnknownArgumentType]
+    if not bases or not all(isinstance(one, Optimizer) for one in bases):
+        return base
+    for one in bases:
+        _refuse_base(one)
+    return bases[0] if len(bases) == 1 else Together(bases)
 
 
 def check_settings(base: Any, method: Any, model: Any, local: bool, hvp: str, own: type) -> None:

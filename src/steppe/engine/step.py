@@ -93,6 +93,11 @@ class Step:
 
     # Looking
 
+    def refuse_leftovers(self, space: Space) -> None:
+        """Refuse gradients that no step has used, unless they are a direction: then a GradScaler skipped the step."""
+        if self._ready is None:
+            checks.refuse_leftover_gradients(space.params)
+
     def begin(self, model: nn.Module | None, params: list[Tensor], method: Method) -> None:
         """Save what the looks must not disturb, before a framework runs the first look itself."""
         self._stop_noting()

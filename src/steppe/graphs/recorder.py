@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW
 
+from ..engine.bases import Together
 from ..engine.shards import sharded
 from ..engine.step import Outcome
 from ..method import Method, number_fields
@@ -120,6 +121,8 @@ def obstacle(opt: SharpnessAware) -> str:
 
 def make_recordable(opt: SharpnessAware) -> bool:
     """Let the base optimizer keep its state on the device and read its learning rate there; returns whether it can."""
+    if isinstance(opt.base, Together):
+        return False  # each of several optimizers steps eagerly
     base, groups = opt.base, opt.param_groups
     hooks = (*opt._optimizer_step_pre_hooks, *opt._optimizer_step_post_hooks)
     hooks += (*base._optimizer_step_pre_hooks, *base._optimizer_step_post_hooks)
