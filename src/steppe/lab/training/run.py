@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ...graphs.capture import capture
 from ...graphs.replayed import Replayed
+from ...methods.late import for_steps
 from ...optimizer import SharpnessAware
 from ...support.errors import UserError, describe
 from ...support.files import whole_file
@@ -76,6 +77,7 @@ class Run:
         )
         self.scaler = scaler(recipe.precision, self.device)
         self.batches = Batches(recipe, self.data, "auxiliary" in method.needs, self.device, ranks.rank, ranks.world)
+        self.optimizer.method = for_steps(method, recipe.epochs * self.batches.steps)
         exact = torch.float32 if self.device.type == "mps" else torch.float64
         self.totals = torch.zeros(
             3, dtype=exact, device=self.device

@@ -1,0 +1,77 @@
+"""A method in the last part of training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ..method import Method, Number
+from .fsam import FSAM
+from .gsam import GSAM
+from .sam import SAM
+from .some_steps import _OnSomeSteps
+
+
+@dataclass(frozen=True)
+class Late(_OnSomeSteps):
+    """The plain gradient before step `start`, any method from there on (Zhou et al., ICLR 2025: SAM in the late phase).
+
+    `start` is a whole number of steps. In the lab, which knows how many steps a training has, it may also be a share of
+    training, 0 < start < 1 (see `for_steps`). The method counts its own steps only: its first one is step `start`. Its
+    cost is that of the steps from `start` on, or, if `start` is a share, the mean over all steps.
+
+    Limits: start = 0 gives the method itself.
+    """
+
+    method: Method
+    start: Number = 0.75
+
+    paper = "ICLR 2025, SAM in the late phase"
+    advice = "Most of a method's gain for a quarter of its extra cost: start it in the last quarter of training."
+    ranges = "SAM in the last 25 of 200 epochs (start 0.875) is level with SAM throughout in its paper."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = isinstance(self.start, int) and self.start >= 0
+        if not whole and not (isinstance(self.start, float) and 0 < self.start < 1):
+            raise ValueError(
+                "Late: start must be a whole number of steps, or a share of training between 0 and 1, "
+                f"not {self.start!r}"
+            )
+
+    @property
+    def one_in(self) -> float:
+        """1 from `start` on; if `start` is a share, of all steps the rest."""
+        return 1 / (1 - self.start) if isinstance(self.start, float) else 1
+
+    def _active(self, step: int) -> tuple[bool, int]:
+        if isinstance(self.start, float):
+            raise RuntimeError(
+                f"Late: start={self.start} is a share of training, and how many steps that has is not known here: "
+                "give a whole number of steps"
+            )
+        return step >= self.start, max(step - self.start, 0)
+
+    @classmethod
+    def variants(cls) -> list[Method]:
+        return [cls(GSAM(), start=2), cls(FSAM(), start=1)]
+
+    @classmethod
+    def reduces_to(cls) -> list[tuple[Method, Method]]:
+        return [(cls(SAM(), start=0), SAM()), (cls(FSAM(), start=0), FSAM())]
+
+
+def for_steps(method: Method, steps: int) -> Method:
+    """The method for a training of so many steps: each `Late` that starts at a share of it gets its first step.
+
+    >>> for_steps(Late(SAM(), start=0.75), 1000).start
+    750
+    """
+    values: dict[str, Any] = {}
+    for f in fields(method):
+        value = getattr(method, f.name)
+        if isinstance(value, Method):
+            values[f.name] = for_steps(value, steps)
+    if isinstance(method, Late) and isinstance(method.start, float):
+        values["start"] = round(method.start * steps)
+    return replace(method, **values) if values else method

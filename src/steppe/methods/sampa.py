@@ -1,0 +1,58 @@
+"""Sharpness-aware minimization whose two looks do not wait for each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..method import Context, Look, Looks, Memory, Method, Number, ascent
+from ..vector import Space
+
+
+@dataclass(frozen=True)
+class SAMPa(Method):
+    """SAMPa (Xie, Pethick, Cevher; NeurIPS 2024; arXiv 2410.10683): SAM made parallel.
+
+    SAM's second gradient waits for the first. SAMPa perturbs along an auxiliary gradient y that the step before has
+    computed, at a guess of the present weights, so that the two gradients of a step can be computed side by side:
+
+        w̃ = w + ρ y/‖y‖,   w' = w − η y                                     (1)
+        d = (1 − λ) g_prev(w̃) + λ g(w')                                     (2)
+        y ← g(w'),   y = 0 before the first step                            (3)
+
+    g_prev is the gradient of the batch that y was computed on: the previous one. Give it as the auxiliary batch,
+    ``with_auxiliary(loader, "previous")``, or ``--auxiliary previous`` in the lab. η is the learning rate of the first
+    parameter group. On the first step both looks are at w.
+
+    (1) does not know the base: w' is one step of plain gradient descent. Published code, written for SGD, takes
+    the step of its base, w' = w − η (y + weight decay + momentum · buffer), and runs the looks on two GPUs. Weights
+    that no look moves (``perturb=False``) stay where they are in w' too.
+
+    The first look is not at w: BatchNorm's statistics are those at w', and a trainer that runs the first pass itself
+    cannot use the method.
+    """
+
+    rho: Number = 0.1
+    lam: Number = 0.2
+
+    paper = "arXiv 2410.10683"
+    advice = "SAM whose two gradients can be computed at the same time."
+    ranges = "rho 0.1, lam 0.2."
+    cost = 2
+    copies = 3
+    radius = "rho"
+    nonnegative = ("rho", "lam")
+    needs = frozenset({"auxiliary"})
+
+    def looks(self, ctx: Context) -> Looks:
+        """Equations (1) to (3)."""
+        if ctx.lr is None:
+            raise RuntimeError("SAMPa looks one step of the learning rate ahead, and the base optimizer has none")
+        y = ctx.memory["y"]
+        ahead = yield Look(-1.0 * (ctx.lr * y))
+        ctx.remember(y=ahead.grad)
+        there = yield Look(self.rho * ascent(y), batch="auxiliary")
+        return (1 - self.lam) * there.grad + self.lam * ahead.grad
+
+    def memory(self, space: Space) -> Memory:
+        """y."""
+        return {"y": space.zeros()}
