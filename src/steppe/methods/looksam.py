@@ -25,18 +25,30 @@ class LookSAM(Method):
 
     Limits: k = 1 gives SAM. No code by the authors is public.
 
-    Take care with α: between its looks the method moves α‖g‖ along an old g_v, however small g_v was. On
-    digits (SGD, learning rate 0.1, momentum 0.9, 3 seeds) α = 0.7 and 0.5 lost every run; 0.3 gave 96.0 %, 0.1 96.9 %,
-    plain SGD and ``Every(10, SAM())`` 97.1 %.
+    Take care with α: between its looks the method moves α‖g‖ along an old g_v, however small g_v was. Community code
+    has α = 0.7, which loses every run here. Digits, a small net, SGD with learning rate 0.1 (cosine), momentum 0.9,
+    batch 64, k = 10, 5 seeds, test accuracy in % (± standard error):
+
+        labels          wrong: 0, 20 epochs   40 %, 20 epochs   60 %, 40 epochs (ρ = 0.1)
+        plain SGD       96.5 ± .1             92.3 ± .2         84.6 ± .2
+        SAM             96.4 ± .1             91.9 ± .4         87.4 ± .4
+        α = 0.05        96.3 ± .1             92.1 ± .3         87.2 ± .3
+        α = 0.1         96.1 ± .1             91.1 ± .4         87.3 ± .3
+        α = 0.2         95.6 ± .2             87.5 ± .7         76.5 ± 2.4
+        α = 0.3         94.4 ± .1             42.7 ± 13.2
+        α = 0.5          2.1 ± .6              5.0 ± 1.1
+        α = 0.7          0.7 ± .2              1.4 ± .9
+
+    So the default is 0.05: SAM's gain where SAM helps, at 1.1 looks, and next to no harm where it does not.
     """
 
     rho: Number = 0.05
-    alpha: Number = 0.7
+    alpha: Number = 0.05
     k: int = 10
 
     paper = "arXiv 2203.02714"
-    advice = "SAM at little more than one look a step. Begin with a small alpha: 0.5 and more can lose the run."
-    ranges = "k 10, alpha 0.7 in community code."
+    advice = "SAM at little more than one look a step. Keep alpha at 0.1 or less: 0.3 and more can lose the run."
+    ranges = "k 10; alpha 0.7 in community code, 0.05 to 0.1 by measurement here."
     copies = 3
     nonnegative = ("rho", "alpha")
     radius = "rho"
@@ -75,7 +87,7 @@ class LookSAM(Method):
 
     @classmethod
     def variants(cls) -> list[Method]:
-        return [cls(k=3)]
+        return [cls(k=3, alpha=0.7)]
 
     @classmethod
     def reduces_to(cls) -> list[tuple[Method, Method]]:
