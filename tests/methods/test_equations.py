@@ -22,6 +22,8 @@ def draw_like(model, step: int):
 
 @pytest.mark.parametrize("method", VARIANTS, ids=problems.ids(VARIANTS))
 def test_direction_follows_the_equations(method):
+    reference = getattr(references, method.name.lower(), None)
+    assert reference is not None, f"add {method.name}'s equations, in plain float64, to tests/helpers/references.py"
     model = problems.seeded(problems.mlp)
     base = torch.optim.SGD(model.parameters(), lr=0.05)
     opt = steppe.SharpnessAware(base, method, model, hvp="exact")
@@ -29,7 +31,7 @@ def test_direction_follows_the_equations(method):
     for step, data in enumerate(problems.steps(6)):
         w, lr = problems.weights(model), float(base.param_groups[0]["lr"])
         problem = references.Problem(model, data, step, lr, draw_like(model, step))
-        expected = getattr(references, method.name.lower())(problem, w, method, state)
+        expected = reference(problem, w, method, state)
         expected, aside = expected if isinstance(expected, tuple) else (expected, torch.zeros_like(w))
         opt.gradient(**data.closures(model))
         direction = problems.flat(p.grad for p in model.parameters())
