@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,10 +21,11 @@ from .engine import checks
 from .engine.closures import Closures, closures_for, evaluate, hessian_product
 from .engine.groups import Groups
 from .engine.looks import Pass, Products, Surroundings
-from .engine.random_vectors import Draws, seed_of
+from .engine.random_vectors import Draws
+from .engine.recording import Recordable
 from .engine.shards import NormGroup
 from .engine.state import MethodState
-from .engine.step import Outcome, Phase, Step
+from .engine.step import Phase, Step
 from .method import Context, Method
 from .methods.registry import by_name
 from .vector import Each, Space, same
@@ -34,7 +34,7 @@ Base = Optimizer | Sequence[Optimizer]
 _SETTINGS = ("local", "hvp", "seed", "norm_group", "loss_group")  # of `SharpnessAware`, beside base, method and model
 
 
-class SharpnessAware(Optimizer):
+class SharpnessAware(Recordable, Optimizer):
     """Wraps a base optimizer so that it steps in the direction of a sharpness-aware method.
 
     Args:
@@ -258,14 +258,6 @@ class SharpnessAware(Optimizer):
         self._count(ctx.metrics)
         return loss
 
-    def _count(self, metrics: dict[str, Any]) -> None:
-        """A step was taken, or recorded."""
-        if self.under_way.recording:
-            self.under_way.recorded_metrics = metrics
-            return
-        self.metrics = metrics
-        self._groups.count_step()
-
     def _step_with_hooks(self, *args: Any, **kwargs: Any) -> Any:
         """With this optimizer's own hooks. (Hooks for all optimizers run around the base's step.)"""
         args = (self, *args)
@@ -283,58 +275,20 @@ class SharpnessAware(Optimizer):
         self._space()  # and with it the method's memory
         self.base.step()
 
+    def train(self) -> None:
+        """For bases with two modes (schedule-free ones): before training. Trainers call it."""
+        self._groups.call("train")
+
+    def eval(self) -> None:
+        """The same before evaluating or saving the model."""
+        self._groups.call("eval")
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and with them a direction that was not stepped along."""
         self.base.zero_grad(set_to_none=set_to_none)
         if self.under_way.phase is not Phase.LOOKING:  # a closure may call this during a look
             self.under_way.take()
             checks.mark_used(self._groups.trainable())
-
-    # Recorded steps: see graphs.capture
-
-    def prepare_recording(self) -> list[torch.Generator]:
-        """Before a CUDA graph records a step: from now on the method's memory stays where it is.
-
-        Returns the generators of the method's random vectors, which the graph has to know.
-        """
-        self._space()  # makes the memory, if no step has yet
-        self._memory.pin()
-        return self.seed_generators()
-
-    def seed_generators(self) -> list[torch.Generator]:
-        """Seed the generators of the method's random vectors for the coming step."""
-        seed = seed_of(self._groups.seed, self.steps)
-        return [generator.manual_seed(seed) for generator in self.under_way.generators.values()]
-
-    @contextlib.contextmanager
-    def recording(self, look_states: list[torch.Generator]) -> Generator[None, None, None]:
-        """While a CUDA graph records a step: it is not counted, and each look draws from a random state of its own."""
-        self.under_way.draw_looks_from(look_states)
-        self.under_way.recording = True
-        try:
-            yield
-        finally:
-            self.under_way.recording = False
-            self.under_way.draw_looks_from([])
-
-    def recorded(self) -> Outcome:
-        """After recording: what the step, or its looks alone, left behind in Python."""
-        params, ready = self._groups.trainable(), self.under_way.ready
-        metrics = self.under_way.recorded_metrics if ready is None else ready.ctx.metrics
-        lr = self.param_groups[0]["lr"] if "lr" in self.method.needs else None
-        return Outcome(params, [p.grad for p in params], ready, metrics, lr)
-
-    def replayed(self, outcome: Outcome, metrics: dict[str, Any]) -> None:
-        """After the device has replayed a recorded step: be as if it had run here, with these metrics."""
-        for p, grad in zip(outcome.params, outcome.grads, strict=True):
-            p.grad = grad
-        if outcome.ready is not None:
-            ready = outcome.ready
-            self.under_way.resume(replace(ready, ctx=replace(ready.ctx, metrics=metrics)))
-            return
-        if outcome.lr is not None:
-            self._lr_set = self._groups.set_lr(outcome.lr)
-        self._count(metrics)
 
     # Checkpoints
 

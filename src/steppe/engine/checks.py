@@ -6,7 +6,8 @@ import inspect
 import math
 import sys
 import warnings
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +26,9 @@ _NOT_ONE_GRADIENT = frozenset({"AdaHessian", "Adahessian", "SophiaH", "AliG", "B
 
 def joined(base: Any) -> Any:
     """Several base optimizers as one. Anything else is returned as it is, and checked later."""
-    bases: list[Any] = list(base) if isinstance(base, (list, tuple)) else []  # pyright: ignore[reportUnknownArgumentType]
+    bases = list(cast("Iterable[Any]", base)) if isinstance(base, (list, tuple)) else []
     if not bases or not all(isinstance(one, Optimizer) for one in bases):
-        return base
+        return cast("Any", base)
     for one in bases:
         _refuse_base(one)
     return bases[0] if len(bases) == 1 else Together(bases)
@@ -72,6 +73,8 @@ def _refuse_base(base: Optimizer) -> None:
         raise TypeError("a DeepSpeed engine keeps gradients to itself: shard with FSDP2 (fully_shard) instead")
     closure = inspect.signature(base.step).parameters.get("closure")
     needs_closure = closure is not None and closure.default is inspect.Parameter.empty
+    if not {"state", "param_groups"} <= base.state_dict().keys():
+        raise TypeError(f"{name} cannot be the base: its state_dict has no state or no param_groups to save ours in")
     if needs_closure or name in _NOT_ONE_GRADIENT or isinstance(base, (LBFGS, SparseAdam)):
         raise TypeError(f"{name} cannot be the base: it does not step on one dense gradient")
 

@@ -69,6 +69,13 @@ class Groups:
             raise
         return added
 
+    def call(self, name: str) -> None:
+        """Call a method of the base, or of each of several, that has one of this name."""
+        for base in getattr(self._base, "bases", [self._base]):
+            method = getattr(base, name, None)
+            if callable(method):
+                method()
+
     def all_params(self) -> list[Tensor]:
         """All parameters, also frozen ones."""
         return [p for group in self for p in group["params"]]

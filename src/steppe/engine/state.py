@@ -8,6 +8,7 @@ entry there as a sign that its state has been made.
 
 from __future__ import annotations
 
+import copy
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
@@ -88,7 +89,9 @@ class MethodState:
 
     def save(self, state_dict: dict[str, Any], params: Iterable[Tensor]) -> dict[str, Any]:
         """The base optimizer's state_dict, with this memory inside."""
-        state = {key: dict(entry) for key, entry in state_dict["state"].items()}  # copies: these are the base's own
+        # Copies, because these are the base's own. Some bases keep more than a dictionary for each parameter (MADGRAD).
+        theirs: dict[Any, Any] = state_dict["state"]
+        state = {key: copy.copy(entry) for key, entry in theirs.items()}
         ids, params = _ids(state_dict), list(params)
         for key, p in zip(ids, params, strict=True):
             for name, value in self._vectors.get(p, {}).items():

@@ -1,0 +1,84 @@
+"""What a CUDA graph needs of the optimizer whose steps it records: see graphs.capture."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..method import Method
+from ..vector import Space
+from .groups import Groups
+from .random_vectors import seed_of
+from .state import MethodState
+from .step import Outcome, Step
+
+
+class Recordable(ABC):
+    """The part of `SharpnessAware` that recorded steps use. A recording runs its Python once, a replay never."""
+
+    method: Method
+    metrics: dict[str, Any]
+    under_way: Step
+    _groups: Groups
+    _memory: MethodState
+    _lr_set: Any
+
+    @abstractmethod
+    def _space(self) -> Space: ...
+
+    def _count(self, metrics: dict[str, Any]) -> None:
+        """A step was taken, or recorded."""
+        if self.under_way.recording:
+            self.under_way.recorded_metrics = metrics
+            return
+        self.metrics = metrics
+        self._groups.count_step()
+
+    def prepare_recording(self) -> list[torch.Generator]:
+        """Before a CUDA graph records a step: from now on the method's memory stays where it is.
+
+        Returns the generators of the method's random vectors, which the graph has to know.
+        """
+        self._space()  # makes the memory, if no step has yet
+        self._memory.pin()
+        return self.seed_generators()
+
+    def seed_generators(self) -> list[torch.Generator]:
+        """Seed the generators of the method's random vectors for the coming step."""
+        seed = seed_of(self._groups.seed, self._groups.steps)
+        return [generator.manual_seed(seed) for generator in self.under_way.generators.values()]
+
+    @contextlib.contextmanager
+    def recording(self, look_states: list[torch.Generator]) -> Generator[None, None, None]:
+        """While a CUDA graph records a step: it is not counted, and each look draws from a random state of its own."""
+        self.under_way.draw_looks_from(look_states)
+        self.under_way.recording = True
+        try:
+            yield
+        finally:
+            self.under_way.recording = False
+            self.under_way.draw_looks_from([])
+
+    def recorded(self) -> Outcome:
+        """After recording: what the step, or its looks alone, left behind in Python."""
+        params, ready = self._groups.trainable(), self.under_way.ready
+        metrics = self.under_way.recorded_metrics if ready is None else ready.ctx.metrics
+        lr = self._groups.first()["lr"] if "lr" in self.method.needs else None
+        return Outcome(params, [p.grad for p in params], ready, metrics, lr)
+
+    def replayed(self, outcome: Outcome, metrics: dict[str, Any]) -> None:
+        """After the device has replayed a recorded step: be as if it had run here, with these metrics."""
+        for p, grad in zip(outcome.params, outcome.grads, strict=True):
+            p.grad = grad
+        if outcome.ready is not None:
+            ready = outcome.ready
+            self.under_way.resume(replace(ready, ctx=replace(ready.ctx, metrics=metrics)))
+            return
+        if outcome.lr is not None:
+            self._lr_set = self._groups.set_lr(outcome.lr)
+        self._count(metrics)

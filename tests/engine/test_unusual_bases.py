@@ -1,0 +1,119 @@
+"""Bases that are not like torch's own: what works, and what is refused before the first look."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import steppe
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Linear(3, 2, dtype=torch.float64)
+
+
+def loss_of(model):
+    return model(torch.ones(4, 3, dtype=torch.float64)).square().mean()
+
+
+class CountsInState(torch.optim.SGD):
+    """Keeps a step count in its state beside the parameters' entries, as MADGRAD does."""
+
+    def step(self, closure=None):
+        self.state["k"] = self.state.get("k", torch.zeros(())) + 1
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("method", [steppe.SAM(), steppe.FSAM(), steppe.GSAM()], ids=lambda m: m.name)
+def test_state_that_is_not_a_parameter_s_is_saved_and_loaded(method):
+    model = net()
+    opt = steppe.SharpnessAware(CountsInState(model.parameters(), lr=0.1, momentum=0.9), method, model)
+    for _ in range(3):
+        opt.step(lambda: loss_of(model))
+    saved = copy.deepcopy(opt.state_dict())
+    other = copy.deepcopy(model)
+    resumed = steppe.SharpnessAware(CountsInState(other.parameters(), lr=0.1, momentum=0.9), method, other)
+    resumed.load_state_dict(saved)
+    assert float(resumed.base.state["k"]) == 3
+    opt.step(lambda: loss_of(model))
+    resumed.step(lambda: loss_of(other))
+    assert torch.equal(model.weight, other.weight)
+
+
+class TwoModes(torch.optim.SGD):
+    """Evaluates at other weights than it trains, as schedule-free optimizers do."""
+
+    mode = "train"
+
+    def train(self):
+        self.mode = "train"
+
+    def eval(self):
+        self.mode = "eval"
+
+
+def test_modes_of_the_base_are_forwarded():
+    model = net()
+    weight, bias = model.parameters()
+    one = steppe.SharpnessAware(TwoModes([weight], lr=0.1), steppe.SAM())
+    several = steppe.SharpnessAware([TwoModes([weight], lr=0.1), torch.optim.SGD([bias], lr=0.1)], steppe.SAM())
+    for opt, base in ((one, one.base), (several, several.base.bases[0])):
+        opt.eval()
+        assert base.mode == "eval"
+        opt.train()
+        assert base.mode == "train"
+    steppe.SharpnessAware(torch.optim.SGD([weight], lr=0.1), steppe.SAM()).eval()  # nothing to do
+
+
+def made(name, module, **members):
+    return type(name, (torch.optim.SGD,), {"__module__": module, **members})
+
+
+def needs_closure(self, closure):
+    return closure()
+
+
+REFUSED = [
+    (made("DPOptimizer", "opacus.optimizers.optimizer"), "train privately with the plain optimizer"),
+    (made("DeepSpeedZeroOptimizer", "deepspeed.runtime.zero.stage3"), "fully_shard"),
+    (made("AliG", "pytorch_optimizer.optimizer.alig"), "does not step on one dense gradient"),
+    (made("AdaHessian", "pytorch_optimizer.optimizer.adahessian"), "does not step on one dense gradient"),
+    (made("SophiaH", "pytorch_optimizer.optimizer.sophia"), "does not step on one dense gradient"),
+    (made("Mine", "mine", step=needs_closure), "does not step on one dense gradient"),
+    (made("Odd", "mine", state_dict=lambda self: {"fast": {}, "slow": {}}), "no state or no param_groups"),
+]
+
+
+@pytest.mark.parametrize(("base", "why"), REFUSED, ids=[base.__name__ for base, _ in REFUSED])
+def test_bases_that_take_more_than_one_gradient_are_refused(base, why):
+    model = net()
+    with pytest.raises(TypeError, match=why):
+        steppe.SharpnessAware(base(model.parameters(), lr=0.1), steppe.SAM(), model)
+
+
+def test_a_deepspeed_engine_is_refused():
+    model = net()
+    engine = type("DeepSpeedEngine", (nn.Module,), {"__module__": "deepspeed.runtime.engine"})()
+    with pytest.raises(TypeError, match="fully_shard"):
+        steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(), engine)
+
+
+def test_a_pipeline_stage_is_refused_with_a_hint():
+    from torch.distributed.pipelining.stage import PipelineStage
+
+    stage = object.__new__(PipelineStage)
+    model = net()
+    with pytest.raises(TypeError, match=r"model=stage\.submod and norm_group="):
+        steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(), stage)  # pyright: ignore
+
+
+def test_a_loss_that_reaches_no_parameter_is_said_once():
+    model, other = net(), net()
+    opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(), model)
+    with pytest.warns(UserWarning, match="reaches no parameter of this optimizer"):
+        opt.step(lambda: loss_of(other))
+    opt.step(lambda: loss_of(other))  # a second warning would be an error
