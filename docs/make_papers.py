@@ -23,31 +23,32 @@ INTRO = """# The papers, run again
 
 Every table and figure of the five papers that steppe's methods come from is a grid of recipes: `steppe paper list`
 names them, `steppe paper run s0/table1` runs one, `steppe paper show s0/table1` puts our numbers beside the paper's.
-This page is made from the results kept in the package, and from nothing else.
+This page is made from the results in the folder `results` only.
 
 How to read it:
 
-- *apart* is ours minus the paper's in combined standard errors, √(se² + se²). Within 2 a number counts as
-  **reproduced**. Papers seldom state preprocessing and initialisation, so a number may differ where what it was to
-  show holds: that is judged by itself, in words.
-- Words are judged on paired differences, seed by seed, with 95 % t intervals and Holm's correction.
+- *Difference* is ours minus the paper's, in combined standard errors, √(se² + se²). Within 2 a number counts as
+  **reproduced**. Papers seldom state preprocessing and initialisation, so a number may differ although the paper's
+  statement about it holds. Statements are therefore judged separately.
+- Statements are judged on paired differences, seed by seed, with 95 % t intervals and Holm's correction. A difference
+  is *significant* if its adjusted p is below 0.05.
 - **run at smaller scale**: fewer epochs, less data, fewer than three seeds, a smaller problem than the paper's, or
-  only some of what the words speak of.
-- **not run**: there is no result. Most often the data was not at hand (CIFAR-100, SVHN, ImageNet) or it is more
-  than one GPU does in minutes; the recipe is there and is tried with every change.
-- *n* is the number of our runs. *Seconds a run* is the time of training over the runs that took turns in one process;
-  up to four processes shared the GPU, so it is more than a run takes alone.
+  only some of the comparisons that the statement is about.
+- **not run**: there is no result. Most often the data was not available (CIFAR-100, SVHN, ImageNet), or one GPU would
+  need more than minutes. The recipe exists, and a smoke run of it is part of the tests.
+- *n* is the number of our runs. *Seconds per run* is the training time divided by the number of runs that alternated
+  in one process; up to four processes shared the GPU, so a run alone takes less.
 
 To add results, run cells, on as many machines as you like, and collect their records:
 
 ```bash
-steppe paper run s0/table1 --cells cifar10/cnn-5 --device cuda --together 5   # stop it when you like, and go on later
-steppe paper collect runs/s0 s0/table1                                        # each run once, whatever the folder
+steppe paper run s0/table1 --cells cifar10/cnn-5 --device cuda --together 5   # may be stopped; run it again to go on
+steppe paper collect runs/s0 s0/table1                                        # each run is added once
 python docs/make_papers.py
 ```
 
-Nets of `s1/table1` are tested on ImageNet's other sets too, on those that lie beside the folder `imagenet` as their
-archives unpack. What is missing is named before training begins; it leaves its column empty.
+Nets of `s1/table1` are also tested on other ImageNet test sets, if these are beside the folder `imagenet`, as their
+archives unpack. Missing sets are named before training begins; their columns stay empty.
 
 | | beside `imagenet` | |
 |---|---|---|
@@ -84,11 +85,13 @@ def _summary(results: Results) -> str:
                 tested |= verdict in (REPRODUCED, NOT_REPRODUCED)
                 if verdict == NOT_REPRODUCED:
                     surprises.append(f"- {trend.text} ({experiment.name}): {found.said}.")
-    text = ["## At a glance", "", "Numbers, how many of each paper's:", "", *rows, ""]
-    text += ["What they say in words:", "", "| | | |", "|---|---|---|", *words, ""]
-    text += ["## What surprised", ""]
-    quiet = "Nothing: what was put to the test at full scale showed." if tested else "Nothing was put to the test yet."
-    heading = "What was put to the test at full scale and did not show, or not beyond doubt:"
+    text = ["## At a glance", "", "How many of each paper's numbers:", "", *rows, ""]
+    text += ["Their statements:", "", "| | | |", "|---|---|---|", *words, ""]
+    text += ["## Statements that did not reproduce", ""]
+    quiet = (
+        "None: every statement that was tested at full scale holds." if tested else "None was tested at full scale yet."
+    )
+    heading = "Tested at full scale, these do not hold, or not significantly:"
     text += [heading, "", *surprises] if surprises else [quiet]
     return "\n".join([*text, ""])
 
@@ -122,11 +125,11 @@ def _section(experiment: Experiment, results: Results) -> str:
     elif listed:
         text += ["", *_table([HEADER, *_texts(listed)])]
     if len(listed) < len(shown):
-        text += ["", f"{missing} numbers: not run. `steppe paper show {experiment.name}` names them."]
+        text += ["", f"{missing} numbers were not run. `steppe paper show {experiment.name}` lists them."]
     text += ["", *(f"{line}." for line in run_on(experiment, results))]
     if "small" in {results.scale_of(experiment), *(line.scale for line in run)}:
         part = "all training data" if experiment.share == 1 else f"{100 * experiment.share:g} % of the training data"
-        text += ["", f"Small scale is one epoch for {experiment.shorter} of the paper's, on {part}."]
+        text += ["", f"Small scale: one epoch for every {experiment.shorter} of the paper's, on {part}."]
     if not run and not results.scale_of(experiment):
         text += ["", "**not run**"]
     text += ["", *(f"*{choice}*\n" for choice in experiment.choices)]
@@ -146,7 +149,7 @@ _BLOCK = re.compile(r"(<!-- s0/table1: begin -->\n).*?(\n<!-- s0/table1: end -->
 
 
 def in_readme(text: str, results: Results) -> str:
-    """README with S0's Table 1 as it is now: data and net down, methods across."""
+    """README with S0's Table 1 from these results: data and net down, methods across."""
     grid = matrix(lines(find("s0/table1"), results))
     shown = ["", "sgd", "sam-0.1", "crsam", "gam"]
     table = [tuple(row[[r[0] for r in grid].index(name)] for name in shown) for row in zip(*grid, strict=True)]

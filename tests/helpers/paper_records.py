@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ CURVATURE = {
 }
 
 
-def record(experiment: str, cell: str, seed: int, accuracy: float, scale: str = "full", **more: Any) -> dict[str, Any]:
+def record(experiment: str, cell: str, seed: int, accuracy: float, scale: str = "full", **more: Any) -> Any:
     """A finished run of a cell. `more`: metrics of every epoch, further entries, seconds, curvature, status."""
     found = find(experiment)
     recipe = found.recipe(found.cell(cell), scale, seed)
-    made = new_record(recipe, found.cell(cell).role, cell)
+    made: Any = new_record(recipe, found.cell(cell).role, cell)
     seconds, metrics, entries = more.get("seconds", 10.0), more.get("metrics", {}), more.get("entries", {})
     made["epochs"] = [
         {
@@ -44,14 +44,16 @@ def record(experiment: str, cell: str, seed: int, accuracy: float, scale: str = 
     return made
 
 
-def fill(folder: Path, experiment: str, cells: dict[str, Sequence[float]], scale: str = "full", **more: Any) -> None:
+def fill(folder: Path, experiment: str, cells: Mapping[str, Sequence[float]], scale: str = "full", **more: Any) -> None:
     """Runs of some cells, one a seed, with these accuracies, in a folder."""
     for cell, accuracies in cells.items():
         for seed, accuracy in enumerate(accuracies):
             write_record(record(experiment, cell, seed, accuracy, scale, **more), folder)
 
 
-def kept(folder: Path, experiment: str, cells: dict[str, Sequence[float]], scale: str = "full", **more: Any) -> Results:
+def kept(
+    folder: Path, experiment: str, cells: Mapping[str, Sequence[float]], scale: str = "full", **more: Any
+) -> Results:
     """The same, collected and read back."""
     runs, results = folder / "runs", folder / "results"
     fill(runs, experiment, cells, scale, **more)

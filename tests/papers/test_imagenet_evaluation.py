@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,12 +256,12 @@ def test_modes_buffers_and_random_numbers_stay(tmp_path):
     one.net.append(nn.Linear(12, 4))
     modes = [module.training for module in one.net.modules()]
     state = {name: tensor.clone() for name, tensor in one.net.state_dict().items()}
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
     first = OtherSets()(one)
     assert [module.training for module in one.net.modules()] == modes and not all(modes)
     assert all(torch.equal(tensor, state[name]) for name, tensor in one.net.state_dict().items())
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
-    assert np.random.get_state()[1].tolist() == before[2]
+    assert np.random.get_state(legacy=False)["state"]["key"].tolist() == before[2]
     assert all(p.grad is None for p in one.net.parameters())
     assert OtherSets()(one) == first  # without dropout
 
@@ -334,6 +335,7 @@ def test_a_run_that_met_a_damaged_set_goes_on_where_it_was(tmp_path):
     saved = torch.load(out / f"{recipe.key}.ckpt", weights_only=True)
     path.write_text(whole, "utf-8")
     one = train()
-    assert one.record["status"] == "done" and one.record["epochs"] == saved["record"]["epochs"]
-    assert one.record["curvature"][REAL]["value"] == one.record["final"]["test_accuracy"]  # each image its class alone
+    record: Any = one.record
+    assert record["status"] == "done" and record["epochs"] == saved["record"]["epochs"]
+    assert record["curvature"][REAL]["value"] == record["final"]["test_accuracy"]  # each image its class alone
     assert not list(out.glob("*.ckpt"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -15,17 +18,17 @@ from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.training.checkpoints import write_weights
 from steppe.lab.training.round_robin import train_round_robin
 from steppe.papers import pretrained, sets
-from steppe.papers.definitions.s1 import place, surface, walk
+from steppe.papers.definitions.s1 import describe_point, surface, trajectory
 from steppe.papers.epoch_measurements import Watch, WatchedRun, examples_of
 from steppe.papers.experiment import SETS
-from steppe.papers.final_measurements import AtOwnRadius, Landscape, Shifted, Turns
+from steppe.papers.final_measurements import AtOwnRadius, Landscape, LocalExtrema, Shifted
 from steppe.papers.registry import find
 from steppe.support.errors import UserError
 
 SMOKE = Recipe(data=f"{SETS}:smoke_grey", model="mlp-6", model_settings={"hidden": 4}, batch=4, epochs=2)
 
 
-def watched(watch: Watch | None, recipe: Recipe = SMOKE, measure=None) -> WatchedRun:
+def watched(watch: Watch | None, recipe: Recipe = SMOKE, measure=None) -> Any:
     run = WatchedRun(recipe, measure=measure)
     run.watch = watch
     train_round_robin([run])
@@ -85,13 +88,11 @@ def test_watching_changes_no_weight():
 
 
 def test_gap_at_the_methods_own_radius():
-    from dataclasses import replace
-
     recipe = replace(SMOKE, method="gsam:rho=0.2,alpha=0.1")
     measure = AtOwnRadius(samples=8, probes=2, dimension=4, products=FEWEST_PRODUCTS)
     found = watched(None, recipe, measure)
     curvature = found.record["curvature"]
-    gap = surrogate_gap(Objective(found.net, cross_entropy, measure._examples(found)), 0.2).gap
+    gap = surrogate_gap(Objective(found.net, cross_entropy, measure.examples(found)), 0.2).gap
     assert curvature["own_gap"] == {"value": gap, "rho": 0.2}
     assert curvature["from_gap"]["value"] == 2 * gap / 0.2**2
 
@@ -100,7 +101,7 @@ def test_a_landscape_is_that_of_the_end():
     measure = Landscape(samples=8, points=3)
     run = watched(None, measure=measure)
     found = run.record["curvature"]
-    again = plane(Objective(run.net, cross_entropy, measure._examples(run)), reach=1.0, points=3, progress=False)
+    again = plane(Objective(run.net, cross_entropy, measure.examples(run)), reach=1.0, points=3, progress=False)
     assert found == {"landscape": {"axis": [-1.0, 0.0, 1.0], "loss": again.losses.tolist()}}
 
 
@@ -121,7 +122,7 @@ def test_both_what_is_watched_and_what_is_measured_at_the_end_are_asked_for():
 
 
 def test_local_minima_are_counted_by_direction():
-    found = watched(None, measure=Turns(samples=8, directions=3)).record["curvature"]
+    found = watched(None, measure=LocalExtrema(samples=8, directions=3)).record["curvature"]
     assert len(found["minima"]["counts"]) == 3
     assert found["minima"]["value"] == pytest.approx(sum(found["minima"]["counts"]) / 3)
 
@@ -131,8 +132,6 @@ def test_corrupted_images(monkeypatch):
     from steppe.papers import final_measurements as watch
 
     monkeypatch.setattr(watch, "corrupt", lambda images, kind, severity: images)
-    from dataclasses import replace
-
     recipe = replace(SMOKE, data=f"{SETS}:smoke_colour")
     run = watched(None, recipe, Shifted(samples=8, products=FEWEST_PRODUCTS))
     found = run.record["curvature"]
@@ -142,8 +141,6 @@ def test_corrupted_images(monkeypatch):
 
 
 def test_a_part_of_the_images_is_the_first_part(monkeypatch):
-    from dataclasses import replace
-
     from steppe.papers import final_measurements as watch
 
     seen = []
@@ -165,7 +162,7 @@ def test_small_scale_may_measure_less():
 # Fine-tuning
 
 
-def net(name, shape, classes, **settings):
+def net(name, shape, classes, **settings) -> Any:
     assert (name, tuple(shape)) == ("timm:tiny", (3, 224, 224)) and settings in ({}, {"pretrained": True})
     return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 5), nn.Linear(5, classes))
 
@@ -175,10 +172,11 @@ def test_weights_are_taken_over_but_for_the_last_layer(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPPE_WEIGHTS", str(tmp_path))
     old = net("timm:tiny", (3, 224, 224), 7)
     write_weights(old.state_dict(), tmp_path, "before")
-    made = pretrained.build((3, 32, 32), 3, "tiny", "before")
+    made: Any = pretrained.build((3, 32, 32), 3, "tiny", "before")
     assert isinstance(made[0], nn.Upsample) and made(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
     assert torch.equal(made[1][2].weight, old[2].weight) and made[1][3].weight.shape == (3, 5)
-    assert isinstance(pretrained.build((3, 224, 224), 3, "tiny")[0], nn.AdaptiveAvgPool2d)
+    plain: Any = pretrained.build((3, 224, 224), 3, "tiny")
+    assert isinstance(plain[0], nn.AdaptiveAvgPool2d)
     with pytest.raises(UserError, match="there are no weights after in"):
         pretrained.build((3, 32, 32), 3, "tiny", "after")
 
@@ -200,11 +198,11 @@ def test_a_walk_is_gradient_descent():
     for _ in range(5):
         slope = torch.autograd.functional.jacobian(surface, w)
         w = w - 0.05 * slope
-    assert walk("sgd", "smoke", 0)["end"] == pytest.approx(w.tolist(), rel=1e-6)
+    assert trajectory("sgd", "smoke", 0)["end"] == pytest.approx(w.tolist(), rel=1e-6)
 
 
 def test_where_a_walk_ended_in_words():
-    assert place(torch.tensor([1.2, 1.6])) == "the flat minimum"
-    assert place(torch.tensor([-0.6, -0.45])) == "a sharp minimum"
-    assert place(torch.tensor([-0.28, -0.11])) == "a saddle"  # found by following SAM
-    assert place(torch.tensor([40.0, 40.0])) == "a slope"
+    assert describe_point(torch.tensor([1.2, 1.6])) == "the flat minimum"
+    assert describe_point(torch.tensor([-0.6, -0.45])) == "a sharp minimum"
+    assert describe_point(torch.tensor([-0.28, -0.11])) == "a saddle"  # found by following SAM
+    assert describe_point(torch.tensor([40.0, 40.0])) == "a slope"

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from helpers.paper_records import CURVATURE, kept
-from steppe.papers.figures import FIGURES, Kept, described, draw, drawable
+from steppe.papers.figures import FIGURES, described, draw, drawable
+from steppe.papers.plotting import FigureResults
 from steppe.papers.registry import claims, experiments, find, trends
 from steppe.papers.show import fair, lines, print_experiment
 from steppe.papers.store import Results, results_folder
@@ -48,6 +49,7 @@ def test_every_claim_points_to_a_record_or_says_not_run():
     rows = [line for e in experiments().values() for line in lines(e, results) if line.judged is not None]
     assert len(rows) == len(claims())
     for line in rows:
+        assert line.judged is not None
         records = results.best(find(line.judged.claim.experiment), line.cell)[1].records
         text = line.texts()
         if line.ours is None:
@@ -71,7 +73,7 @@ def test_kept_results_are_of_cells_that_exist():
 
 def test_without_results_everything_is_not_run(tmp_path):
     text = maker().page(Results())
-    assert "<!-- paper: " not in text and "ours alone" not in text
+    assert "<!-- paper: " not in text and "| not in the paper" not in text
     assert text.count("**not run**") >= len(experiments())
     assert not any(draw(name, Results(), tmp_path) for name in FIGURES)
 
@@ -88,11 +90,13 @@ def test_figures_are_drawn_and_marked(name, tmp_path):
     path = draw(name, results, tmp_path)
     assert path is not None
     with Image.open(path) as picture:
-        assert picture.info["Description"] == described(Kept(find(name), results))
+        assert picture.info["Description"] == described(FigureResults(find(name), results))
         assert min(picture.size) > 50
     fewer = {cell: values[:1] for cell, values in cells.items()}
     other = kept(tmp_path / "other", name, fewer, metrics=METRICS, entries=ENTRIES, curvature=CURVATURE)
-    assert described(Kept(find(name), other)) != described(Kept(find(name), results))  # other results, another mark
+    assert described(FigureResults(find(name), other)) != described(
+        FigureResults(find(name), results)
+    )  # other results, another mark
 
 
 @pytest.mark.parametrize("name", ["s0/fig4", "s1/fig3"])
@@ -150,7 +154,7 @@ def test_the_grid_says_which_columns_are_of_shorter_training(tmp_path):
     assert "|  | cifar10, small scale | cifar10-s | svhn, partly small scale |" in lines
     assert any(line.startswith("| sam | 75.00 ± 5.00 (2) / 93.74 | 55.00 ± 5.00 (2) / 51.96 |") for line in lines)
     section = text.partition("### s3/table2")[2].partition("\n### ")[0]
-    assert "Small scale is one epoch for 5 of the paper's, on all training data." in section
+    assert "Small scale: one epoch for every 5 of the paper's, on all training data." in section
 
 
 def test_offset_over_a_table(tmp_path):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from steppe.lab.models import build
+from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.runner.local import Place
-from steppe.papers.experiment import SCALES, select
+from steppe.papers.experiment import SCALES, Cell, Experiment, select
 from steppe.papers.registry import claims, experiments, find, trends
-from steppe.papers.run import Planned, plan, run
+from steppe.papers.run import Planned, run
 from steppe.support.errors import UserError
 
 ALL = list(experiments().values())
@@ -65,31 +69,61 @@ def test_full_size_models_can_be_made(model, settings, data):
     assert sum(p.numel() for p in made.parameters()) > 1000
 
 
-SEEN: set = set()
+def bare(experiment: Experiment) -> Experiment:
+    """Without measurements; with them, nets are larger at smoke scale."""
+    return replace(experiment, measuring=None, watch=None)
 
 
-@pytest.mark.parametrize("experiment", ALL, ids=lambda e: e.name)
-def test_smoke(experiment, tmp_path):
-    """Every cell runs: a step or two. The first cell of those that measure is measured too."""
-    planned = plan(experiment, "smoke", seeds=1)
-    kind = (experiment.measuring, experiment.watch)
-    large = any(job.recipe.data.endswith("folder") for job in planned.jobs)
-    measured = [cell for cell in planned.cells[:1] if kind != (None, None) and not large]
-    bare = replace(experiment, measuring=None, watch=None)  # with it, nets are larger
+def kind_of(recipe: Recipe) -> str:
+    """What decides which code a run goes through: all of a recipe but the values of its numbers."""
+    fields = recipe.as_dict()
+    fields |= {name: fields[name] > 0 for name in ("momentum", "warmup", "mixup", "clip", "label_noise")}
+    kept = {name: value for name, value in fields.items() if name not in ("lr", "weight_decay", "batch", "share")}
+    return re.sub(r"\d+(\.\d+)?(e-?\d+)?(?![-\w])", "#", str(kept))
 
-    def key(one, cell):
-        return one.recipe(cell, "smoke").key if cell.recipe else cell.name
 
-    rest = []
-    for cell in planned.cells:
-        if cell not in measured and (cell.recipe is None or key(bare, cell) not in SEEN):
-            SEEN.add(key(bare, cell))
-            rest.append(cell)
-    run(Planned(experiment, "smoke", [0], tuple(measured)), Place(tmp_path, measuring=experiment.measuring_at("smoke")))
-    run(Planned(bare, "smoke", [0], tuple(rest)), Place(tmp_path))
-    ended = list(tmp_path.glob("*.json"))
-    assert len(ended) == len({key(experiment, c) for c in measured} | {key(bare, c) for c in rest})
+def first_of_each_kind() -> dict[str, list[Cell]]:
+    """By experiment, the cells that no cell before them stands for."""
+    chosen: dict[str, list[Cell]] = {experiment.name: [] for experiment in ALL}
+    seen: set[str] = set()
+    for experiment in ALL:
+        for cell in experiment.cells:
+            kind = cell.name if cell.recipe is None else kind_of(bare(experiment).recipe(cell, "smoke"))
+            if kind not in seen:
+                seen.add(kind)
+                chosen[experiment.name].append(cell)
+    return {name: cells for name, cells in chosen.items() if cells}
+
+
+CHOSEN = first_of_each_kind()
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_smoke(name, tmp_path):
+    """Every cell that differs from the others in more than the value of a number runs: a step or two."""
+    experiment = bare(find(name))
+    run(Planned(experiment, "smoke", [0], tuple(CHOSEN[name])), Place(tmp_path))
+    assert len(list(tmp_path.glob("*.json"))) == len(CHOSEN[name])
     assert not list(tmp_path.glob("*.ckpt"))
+
+
+def on_small_images(experiment: Experiment) -> bool:
+    return all(not experiment.recipe(cell, "smoke").data.endswith("folder") for cell in experiment.cells if cell.recipe)
+
+
+MEASURED = {  # on large images it takes long: see test_imagenet_table.py
+    (experiment.measuring_at("smoke"), experiment.watch_at("smoke")): experiment
+    for experiment in reversed(ALL)
+    if (experiment.measuring or experiment.watch) and on_small_images(experiment)
+}
+
+
+@pytest.mark.parametrize("experiment", MEASURED.values(), ids=lambda e: e.name)
+def test_smoke_with_measurements(experiment, tmp_path):
+    planned = Planned(experiment, "smoke", [0], experiment.cells[:1])
+    run(planned, Place(tmp_path, measuring=experiment.measuring_at("smoke")))
+    (file,) = tmp_path.glob("*.json")
+    assert experiment.measured_in(json.loads(file.read_text("utf-8")))
 
 
 def test_smoke_keeps_what_matters():
@@ -109,23 +143,27 @@ def test_small_scale_stretches_everything_alike():
     assert vit.recipe(vit.cell("vit-b-32/gsam"), "small").warmup == 1000
 
 
+def recipe_of(table: str, cell: str) -> Any:
+    return find(table).cell(cell).recipe
+
+
 def test_settings_of_the_papers():
     """Typed again from the papers."""
-    gam = find("s0/table1").cell("mnist/mlp-3/gam").recipe
+    gam = recipe_of("s0/table1", "mnist/mlp-3/gam")
     assert (gam.method, gam.epochs, gam.batch, gam.lr, gam.base) == ("gam:T=3", 10, 100, 1e-3, "adam")
     assert (gam.auxiliary, gam.augmentation, dict(gam.model_settings)) == ("previous", "none", {"hidden": 256})
-    method = gam.build_method()
+    method: Any = gam.build_method()
     assert (method.eps, method.discrepancy, method.period) == (1e-3, "dot", 1)
-    assert find("s0/table1").cell("cifar10/cnn-14/gam").recipe.method == "gam"
-    assert find("s0/table1").cell("cifar10/cnn-5/sam-0.1").recipe.method == "sam:rho=0.1,normalize=false"
-    crsam = find("s0/table1").cell("fashion/mlp-3/crsam").recipe.build_method()
+    assert recipe_of("s0/table1", "cifar10/cnn-14/gam").method == "gam"
+    assert recipe_of("s0/table1", "cifar10/cnn-5/sam-0.1").method == "sam:rho=0.1,normalize=false"
+    crsam = recipe_of("s0/table1", "fashion/mlp-3/crsam").build_method()
     assert (crsam.rho, crsam.gamma, crsam.beta) == (0.1, 0.1, 0.01)
-    gnam = find("s2/table1").cell("cifar100/resnet-18/basic/sam-gnam").recipe
+    gnam = recipe_of("s2/table1", "cifar100/resnet-18/basic/sam-gnam")
     assert gnam.method == "gnam:alpha=0.3,oracle=(sam:rho=0.1)"
-    assert find("s2/table1").cell("cifar10/pyramidnet-110/basic/sgd").recipe.lr == 0.05
-    assert find("s2/table4").cell("cifar10/densenet-121/basic/sgd").recipe.weight_decay == 1e-3
-    assert find("s3/table2").cell("cifar100-s/asam").recipe.method == "asam:rho=1.0,eta=0.1"
-    assert find("s4/vgg-19").cell("sam/lr-0.01/wd-1e-06").recipe.method == "sam:rho=0.1"
+    assert recipe_of("s2/table1", "cifar10/pyramidnet-110/basic/sgd").lr == 0.05
+    assert recipe_of("s2/table4", "cifar10/densenet-121/basic/sgd").weight_decay == 1e-3
+    assert recipe_of("s3/table2", "cifar100-s/asam").method == "asam:rho=1.0,eta=0.1"
+    assert recipe_of("s4/vgg-19", "sam/lr-0.01/wd-1e-06").method == "sam:rho=0.1"
 
 
 SPOT = {  # typed again from the papers

@@ -196,11 +196,11 @@ def test_order_by_column(tmp_path):
         3,
     )  # five columns of eight
     assert found.said.startswith(
-        "beyond doubt in 5 of 5, in that direction in 5, 3 not run; mnist/mlp-3: +3.1 points (+2.85 to +3.35, n = 3);"
+        "significant in 5 of 5, in this direction in 5, 3 not run; mnist/mlp-3: +3.1 points (+2.85 to +3.35, n = 3);"
     )
     verdict, found = trend("sam-above-sgd", results)  # the same mean
     assert verdict == "not reproduced" and found.said.startswith(
-        "beyond doubt in 0 of 5, in that direction in 0, 3 not run"
+        "significant in 0 of 5, in this direction in 0, 3 not run"
     )
     assert trend("crsam-wins-cnns", results)[0] == "not run"
 
@@ -213,7 +213,7 @@ def test_what_survived_of_a_cell_does_not_win_for_it(tmp_path):
     write_record(record(TABLE, "cifar10/cnn-5/crsam", 3, 0.1, status="diverged"), tmp_path / "runs")
     collect(tmp_path / "runs", find(TABLE), "full", tmp_path / "results")
     _, found = trend("crsam-wins-cnns", Results.read(tmp_path / "results"))
-    assert not found.holds and found.said.startswith("beyond doubt in 1 of 2, in that direction in 2")
+    assert not found.holds and found.said.startswith("significant in 1 of 2, in this direction in 2")
     assert "cifar10/cnn-5: +3.1 points (+2.85 to +3.35, n = 3), 1 diverged" in found.said
 
 
@@ -238,7 +238,7 @@ def test_one_pair_of_several_does_not_speak_for_all(tmp_path):
     only = ("cifar10/cnn-5",)
     cells = columns("crsam", 0.76, 0.771, 0.782, only=only) | columns("gam", 0.73, 0.74, 0.75, only=only)
     verdict, found = trend("crsam-wins-cnns", kept(tmp_path, TABLE, cells))
-    assert found.short(verdict).endswith("beyond doubt in 1 of 1, in that direction in 1, 3 not run")
+    assert found.short(verdict).endswith("significant in 1 of 1, in this direction in 1, 3 not run")
 
 
 def test_crsam_on_cnns(tmp_path):
@@ -246,7 +246,7 @@ def test_crsam_on_cnns(tmp_path):
     cells = columns("crsam", 0.76, 0.771, 0.782, only=only) | columns("gam", 0.73, 0.74, 0.75, only=only)
     verdict, found = trend("crsam-wins-cnns", kept(tmp_path, TABLE, cells))
     assert verdict == "run at smaller scale" and found.holds and found.missing == 2
-    assert found.short(verdict).endswith("beyond doubt in 2 of 2, in that direction in 2, 2 not run")
+    assert found.short(verdict).endswith("significant in 2 of 2, in this direction in 2, 2 not run")
     rest = tuple(column.replace("cifar10", "svhn") for column in only)
     cells |= columns("crsam", 0.86, 0.871, 0.882, only=rest) | columns("gam", 0.83, 0.84, 0.85, only=rest)
     assert trend("crsam-wins-cnns", kept(tmp_path, TABLE, cells))[0] == "reproduced"
@@ -283,7 +283,7 @@ def test_periodic_updates(tmp_path):
     verdict, found = trend("periodic", Results.read(tmp_path / "results"))
     assert verdict == "reproduced"
     assert found.said.startswith(
-        "80 % of the gain over SGD kept, at 3.00x SGD's time against 4.00x; beyond doubt in 2 of 2"
+        "80 % of the gain over SGD kept, at 3.00x SGD's time against 4.00x; significant in 2 of 2"
     )
 
 
@@ -318,7 +318,8 @@ def test_a_figure_is_of_one_scale(tmp_path):
     results, figure = Results.read(tmp_path / "results"), find("s0/fig6")
     assert results.scale_of(figure) == "small" and results.scale_of(find("s0/table1")) == "full"
     scale, group = results.best(figure, "T/2")
-    assert scale == "small" and group.mean("test_accuracy").value == pytest.approx(0.485)
+    mean = group.mean("test_accuracy")
+    assert scale == "small" and mean is not None and mean.value == pytest.approx(0.485)
     assert results.best(find("s0/table1"), "cifar10/cnn-5/gam")[0] == "full"
     assert results.largest(figure, "T/2")[0] == "full" and results.largest(figure, "T/1")[0] == "small"
     assert trend("unstable", results)[1].holds
@@ -342,7 +343,7 @@ def test_curvature_falls_with_alpha(tmp_path):
     results = Results.read(tmp_path / "results")
     verdict, found = trend("top-falls", results)
     assert verdict == "run at smaller scale" and found.holds  # a stand-in, whatever it shows
-    assert found.said == "10 → 9.1 → 8.2 → 7.3 → 6.4 → 5.5: falls, beyond doubt"
+    assert found.said == "10 → 9.1 → 8.2 → 7.3 → 6.4 → 5.5: falls, significant"
     assert trend("gap-falls", results)[1].holds is False  # the same everywhere
 
 
@@ -410,7 +411,7 @@ def test_run_resumes_collects_and_shows(tmp_path, monkeypatch):
     put = command("collect", "runs/s0-smoke", "s0/table1", "--scale", "smoke", "--results", "kept")
     assert "4 runs, 4 of them new" in put.stdout
     shown = command("show", "s0/table1", "--results", "kept", "--scale", "smoke")
-    assert shown.exit_code == 0 and "ours alone, smaller scale (smoke scale)" in shown.stdout
+    assert shown.exit_code == 0 and "not in the paper, smaller scale (smoke scale)" in shown.stdout
     assert "not run: 66 more cells" in shown.stdout  # at this scale fashion/mlp-3/sgd is mnist's
 
 

@@ -96,7 +96,7 @@ def takes(**tables: Table) -> Callable[[Callable[..., None]], Callable[..., None
             command(**given, **grouped)
 
         called.__name__, called.__doc__ = command.__name__, command.__doc__
-        called.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+        called.__signature__ = inspect.Signature(parameters)
         called.__annotations__ = {p.name: p.annotation for p in parameters}
         return called
 

@@ -1,4 +1,4 @@
-"""Progress for people: bars on a terminal, a line a run elsewhere."""
+"""Progress of runs: bars on a terminal, one line per run elsewhere."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Display:
             print(f"{self.before} of {len(self._jobs)} runs were done before", file=sys.stderr)
 
     def __call__(self, news: News) -> None:
-        """Show how far a run has come."""
+        """Show the progress of a run."""
         job = self._jobs[news.key]
         if news.key in self._ended:
             return
@@ -86,7 +86,7 @@ _OTHERS = {
 
 
 def other_measures(records: Sequence[Any]) -> Table | None:
-    """Means over seeds of what is measured beside accuracy; None if nothing has ended."""
+    """Means over seeds of what is measured besides accuracy; None if no run has ended."""
     from rich.table import Table
 
     rows = summarise(records)

@@ -1,7 +1,7 @@
-"""What a paper says, and whether our runs say the same.
+"""What a paper claims, and whether our runs agree.
 
-A `Claim` is one number of a paper with its cell. A `Trend` is something the paper says in words, with a function that
-looks whether it holds. The verdicts are four: reproduced, not reproduced, run at smaller scale, not run.
+A `Claim` is one number of a paper with its cell. A `Trend` is a statement of the paper in words, with a function that
+checks it against results. There are four verdicts: reproduced, not reproduced, run at smaller scale, not run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .experiment import Experiment
 from .store import Results
 
 REPRODUCED, NOT_REPRODUCED, SMALLER, NOT_RUN = "reproduced", "not reproduced", "run at smaller scale", "not run"
-NEAR = 2.0  # combined standard errors within which two numbers are taken to be the same
+NEAR = 2.0  # two numbers count as the same within this many combined standard errors
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Claim:
     error: float | None = None  # the paper's, see `spread`
     n: int | None = None  # the paper's runs; None: it does not say
     metric: str = "test_accuracy"
-    spread: str = "standard error"  # what the paper says its ± is; "unstated" is taken for one
+    spread: str = "standard error"  # what the paper's ± is; "unstated" is taken for a standard error
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim beside what we found."""
+    """A claim beside our result."""
 
     claim: Claim
     verdict: str
@@ -50,7 +50,7 @@ class Judged:
 
 
 def judge(claim: Claim, experiments: dict[str, Experiment], results: Results) -> Judged:
-    """Whether our number is the paper's, to within two combined standard errors."""
+    """Whether our number agrees with the paper's within two combined standard errors."""
     experiment = experiments[claim.experiment]
     scale, group = results.largest(experiment, claim.cell)
     ours = group.mean(claim.metric)
@@ -73,30 +73,30 @@ def judge(claim: Claim, experiments: dict[str, Experiment], results: Results) ->
 
 @dataclass(frozen=True)
 class Finding:
-    """What looking for a trend gave. `holds` is None where there is nothing to look at."""
+    """Whether a trend holds in our results. `holds` is None if there are none."""
 
     holds: bool | None
     said: str = ""
     n: int = 0
     scale: str = "full"
-    missing: int = 0  # what it speaks of and was not run
-    part: str = ""  # in how much of what was run it shows
+    missing: int = 0  # comparisons that the trend is about and that were not run
+    part: str = ""  # in how many of the comparisons it holds
 
     def short(self, verdict: str) -> str:
-        """The verdict with n and, of words about several columns, in how many it shows."""
+        """The verdict with n and, for a statement about several columns, in how many it holds."""
         return f"{self._verdict(verdict)}: {self.part}" if self.part else self._verdict(verdict)
 
     def _verdict(self, verdict: str) -> str:
-        """With n; at smaller scale, also whether the trend shows there."""
+        """With n; at smaller scale, also whether the trend holds there."""
         if self.holds is None:
             return verdict
-        shown = (": it shows there" if self.holds else ": it does not show there") if verdict == SMALLER else ""
+        shown = (": it holds there" if self.holds else ": it does not hold there") if verdict == SMALLER else ""
         return f"{verdict}{shown} (n = {self.n})"
 
     def words(self, verdict: str) -> str:
-        """The same with what it rests on."""
+        """The verdict with the numbers behind it."""
         first = self.said[:1]
-        said = (first.upper() if first.isascii() else first) + self.said[1:]  # Λ is not λ
+        said = (first.upper() if first.isascii() else first) + self.said[1:]  # a Greek letter keeps its case
         return f"{self._verdict(verdict)}. {said}" if said else self._verdict(verdict)
 
 
@@ -105,21 +105,21 @@ NOTHING = Finding(None)
 
 @dataclass(frozen=True)
 class Trend:
-    """Something a paper says in words, and how to see whether it is so."""
+    """A statement of a paper in words, and how to check it."""
 
     name: str
     experiment: str
     text: str
-    look: Callable[[Experiment, Results], Finding]
+    check: Callable[[Experiment, Results], Finding]
 
     def judge(self, experiments: dict[str, Experiment], results: Results) -> tuple[str, Finding]:
-        """The verdict, and what it rests on."""
+        """The verdict, and what it is based on."""
         experiment = experiments[self.experiment]
-        found = self.look(experiment, results)
+        found = self.check(experiment, results)
         if found.holds is None:
             return NOT_RUN, found
         if found.scale != "full" or experiment.stands_in or found.n < FEWEST or (found.holds and found.missing):
-            return SMALLER, found  # one column that shows it is not yet every column
+            return SMALLER, found  # one column where it holds is not every column
         return (REPRODUCED if found.holds else NOT_REPRODUCED), found
 
 
@@ -129,19 +129,19 @@ class Contest:
 
     better: str
     worse: str
-    where: str = ""  # for people: which column
-    stands_in: bool = False  # not the paper's: counts where it was run, and is not missed where it was not
+    where: str = ""  # the column, as shown to people
+    stands_in: bool = False  # in place of the paper's: counts if it was run, and does not count as missing if not
 
 
 def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bool = True, allow: int = 0) -> Any:
-    """A look that compares pairs of cells seed by seed, with Holm's correction over all of them.
+    """A check that compares pairs of cells seed by seed, with Holm's correction over all of them.
 
-    The trend holds if every pair that was run differs in the direction the paper says, each beyond doubt (adjusted
-    p < 0.05), but for at most `allow`.
+    The trend holds if every pair that was run, except at most `allow`, differs significantly (adjusted p < 0.05) in the
+    direction that the paper states.
     """
     listed = list(pairs)
 
-    def look(experiment: Experiment, results: Results) -> Finding:
+    def check(experiment: Experiment, results: Results) -> Finding:
         for scale in ("full", "small"):
             tried = [(c, _difference(experiment, results, c, metric, larger, scale)) for c in listed]
             found = [
@@ -154,7 +154,7 @@ def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bo
         return NOTHING
 
     def weigh(found: list[tuple[Contest, Difference, int]], scale: str) -> Finding:
-        """A cell that lost runs is not above another, whatever the others say: what is compared is what survived."""
+        """A cell with diverged runs does not count as better: only the runs that survived could be compared."""
         adjusted = holm([d.p for _, d, _ in found])
         sure = [d.mean.value > 0 and p < 0.05 and d.n >= FEWEST for (_, d, _), p in zip(found, adjusted, strict=True)]
         held = sum(one and not lost for one, (_, _, lost) in zip(sure, found, strict=True))
@@ -165,12 +165,12 @@ def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bo
         missing = sum(not c.stands_in for c in listed) - sum(not c.stands_in for c, *_ in found)
         rest = f", {missing} not run" if missing else ""
         same = sum(d.mean.value > 0 for _, d, _ in found)
-        said = f"beyond doubt in {held} of {len(found)}, in that direction in {same}{rest}"
+        said = f"significant in {held} of {len(found)}, in this direction in {same}{rest}"
         holds = held >= len(found) - allow and held > 0
         part = said if len(listed) > 1 else ""
         return Finding(holds, f"{said}; {'; '.join(lines)}", min(d.n for _, d, _ in found), scale, missing, part)
 
-    return look
+    return check
 
 
 def _difference(
@@ -181,7 +181,7 @@ def _difference(
 
 
 def interval_text(mean: Mean, metric: str, larger: bool = True) -> str:
-    """A difference with its interval and n. Where smaller is better, it was taken the other way round."""
+    """A difference with its interval and n. Where smaller is better, it was computed with the opposite sign."""
     factor, unit = (100, " points") if metric.endswith("accuracy") else (1, "")
     sign = 1 if larger else -1
     shown = f"{sign * factor * mean.value:+.3g}{unit}"
@@ -192,9 +192,9 @@ def interval_text(mean: Mean, metric: str, larger: bool = True) -> str:
 
 
 def falls_along(cells: Sequence[str], metric: str, rises: bool = False) -> Any:
-    """A look whether a number falls (or rises) from cell to cell: by the t interval of the slope over the ranks."""
+    """A check that a number falls (or rises) from cell to cell, by the t interval of the slope over the ranks."""
 
-    def look(experiment: Experiment, results: Results) -> Finding:
+    def check(experiment: Experiment, results: Results) -> Finding:
         for scale in ("full", "small"):
             groups = [results.of(experiment, cell, scale) for cell in cells]
             values = [group.finished(metric) for group in groups]
@@ -205,11 +205,11 @@ def falls_along(cells: Sequence[str], metric: str, rises: bool = False) -> Any:
                 ends = " → ".join(f"{sum(v[s] for s in seeds) / len(seeds):.3g}" for v in values)
                 sure = mean.low is not None and mean.low > 0 and len(seeds) >= FEWEST
                 way = "rises" if rises else "falls"
-                clear = "beyond doubt" if sure else "not beyond doubt"
+                clear = "significant" if sure else "not significant"
                 return Finding(sure, f"{ends}: {way if mean.value > 0 else 'does not'}, {clear}", len(seeds), scale)
         return NOTHING
 
-    return look
+    return check
 
 
 def _slope(values: Sequence[float]) -> float:

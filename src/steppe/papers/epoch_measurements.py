@@ -20,13 +20,13 @@ class Watch:
     """What to measure after an epoch, and after which.
 
     `frobenius`: ‖H‖² of the training loss by random probes (S3 Fig. 1: 1280 examples, every epoch, 100
-    probes; here 200 at most: with fewer than 168 the library gives no error bar);
+    probes; here at most 200, because the library gives no error bar for fewer than 168);
     `top`: that many of the largest eigenvalues, and the trace (S2 Fig. 3: 50, half way and at the end).
     """
 
     frobenius: bool = False
     top: int = 0
-    parts: int = 0  # so many times, evenly spread over the epochs, the last one included; 0: every epoch
+    parts: int = 0  # how many times, evenly spread over the epochs, the last one included; 0: every epoch
     samples: int = 1280
     products: int = 200
 
@@ -35,20 +35,20 @@ class Watch:
 
     @property
     def gives(self) -> str:
-        """The name under which it is found in an epoch's entry."""
+        """The name of the measurement in an epoch's entry."""
         return "frobenius" if self.frobenius else "top_values"
 
     def tiny(self) -> Watch:
-        """The least that runs."""
+        """The smallest measurement that runs."""
         return replace(self, samples=4, products=FEWEST_PRODUCTS, top=min(self.top, 2))
 
     def after(self, epoch: int, epochs: int) -> bool:
-        """Whether this epoch is one to measure after."""
+        """Whether to measure after this epoch."""
         parts = min(self.parts or epochs, epochs)
         return epoch in {round(epochs * (i + 1) / parts) for i in range(parts)}
 
     def __call__(self, run: Run) -> dict[str, Any]:
-        """What there is to add to the epoch's entry."""
+        """The measurements to add to the epoch's entry."""
         hessian = Hessian(Objective(run.net, F.cross_entropy, examples_of(run, self.samples)))
         found: dict[str, Any] = {}
         if self.frobenius:
@@ -64,12 +64,12 @@ class Watch:
 
 
 class WatchedRun(Run):
-    """A run that is measured after chosen epochs; what was found is in the record's epochs, under its name."""
+    """A run that is measured after chosen epochs. The measurements are in the record's epochs."""
 
     watch: Watch | None = None
 
     def evaluate(self) -> dict[str, Any]:
-        """Loss and accuracy, and what is watched."""
+        """Loss and accuracy, and the measurements."""
         found: dict[str, Any] = super().evaluate()
         if self.watch is not None and self.watch.after(len(self.record["epochs"]) + 1, self.recipe.epochs):
             found |= self.watch(self)
@@ -77,7 +77,7 @@ class WatchedRun(Run):
 
 
 def examples_of(run: Run, count: int) -> list[Any]:
-    """The first training examples as the model takes them, without augmentation."""
+    """The first training examples, prepared for the model, without augmentation."""
     rows = torch.arange(min(count, len(run.data.train)), device=run.device)
     batches = run.data.batches("train", 512, rows)
     return [(prepare(inputs, run.data, run.batches.dtype), targets) for inputs, targets in batches]

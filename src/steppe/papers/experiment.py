@@ -2,14 +2,14 @@
 
 A cell is one complete, frozen configuration with a name, such as ``cifar10/cnn-5/gam``; an experiment, such as
 ``s0/table1``, is a grid of cells. At full scale a cell is what the paper did; "small" is the same with fewer epochs;
-"smoke" is a step or two on a few real images, to see that it runs at all.
+"smoke" is a step or two on a few real images, to check that it runs.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -33,7 +33,7 @@ class Cell:
     recipe: Recipe | None  # at full scale, seed 0
     label: str
     role: str = "method"
-    stands_for: str = ""  # where it is not the paper's: what it is run in place of
+    stands_for: str = ""  # the paper's cell that it is run in place of, if it is not the paper's
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,19 @@ class Experiment:
 
     name: str  # "s0/table1"
     title: str
-    shows: str  # what the paper's shows, in words
+    shows: str  # what the paper's version shows
     cells: tuple[Cell, ...]
     seeds: int = 1
     measuring: Measuring | None = None  # at the end of every run
-    measuring_small: Measuring | None = None  # at small scale, where the same would be too long
+    measuring_small: Measuring | None = None  # at small scale, if the same would take too long there
     watch: Watch | None = None  # after chosen epochs
     watch_small: Watch | None = None  # likewise
-    compute: Callable[[str, str, int], dict[str, Any]] | None = None  # of cell, scale and seed, without the lab
+    compute: Callable[[str, str, int], dict[str, Any]] | None = None  # from cell, scale and seed, without training
     choices: tuple[str, ...] = ()  # what the paper leaves open, and what is done here
     shorter: int = 10  # at small scale epochs, warm-up and schedule are divided by this
     share: float = 1.0  # of the training data at small scale
     stands_in: bool = False  # smaller than the paper's even at full scale
-    needs: str = ""  # what it takes beyond the lab's data
+    needs: str = ""  # data and packages that it needs beyond the lab's
 
     @property
     def paper(self) -> str:
@@ -98,7 +98,7 @@ class Experiment:
         return {}
 
     def measuring_at(self, scale: str) -> Measuring | None:
-        """How the end of a run is measured at a scale: at smoke scale on next to nothing, to see that it works."""
+        """What is measured at the end of a run at a scale; at smoke scale on very little, to check that it works."""
         if scale == "small" and self.measuring_small is not None:
             return self.measuring_small
         if self.measuring is None or scale != "smoke":
@@ -106,10 +106,10 @@ class Experiment:
         small = {"samples": 4, "probes": 2, "dimension": 4, "products": FEWEST_PRODUCTS, "points": 3, "directions": 2}
         return replace(self.measuring, **{name: n for name, n in small.items() if hasattr(self.measuring, name)})
 
-    def measured_in(self, record: dict[str, Any]) -> bool:
-        """Whether a run, as the lab records it or as it is kept, has all that this experiment measures."""
+    def measured_in(self, record: Mapping[str, Any]) -> bool:
+        """Whether a run, as a lab record or as a kept result, has all measurements of this experiment."""
         if self.measuring is not None:
-            name = getattr(self.measuring, "gives", "top")  # None: what it finds is welcome, and not needed
+            name = getattr(self.measuring, "gives", "top")  # None: its measurements are optional
             if name is not None and name not in (record.get("curvature") or {}):
                 return False
         if self.watch is not None:
@@ -186,7 +186,7 @@ _SCALED = {"full": _full, "small": _small, "smoke": _smoke}
 
 
 def check_scale(scale: str) -> str:
-    """The scale, if there is one of that name."""
+    """The scale, if its name is known."""
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
     return scale
@@ -226,11 +226,11 @@ def differing(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_name(*papers: Iterable[Experiment]) -> dict[str, Experiment]:
-    """Experiments by name; two of one name, or two cells, are a mistake."""
+    """Experiments by name. Two experiments, or two cells of one, must not have the same name."""
     found: dict[str, Experiment] = {}
     for experiment in (one for paper in papers for one in paper):
         names = [cell.name for cell in experiment.cells]
         if experiment.name in found or len(set(names)) < len(names):
-            raise UserError(f"{experiment.name}: a name is given twice")
+            raise UserError(f"{experiment.name}: a name occurs twice")
         found[experiment.name] = experiment
     return found

@@ -1,6 +1,6 @@
-"""The papers' figures, drawn from kept results and from nothing else.
+"""The papers' figures, drawn from kept results only.
 
-Every picture carries a digest of the results it was drawn from, so that a test can tell a stale one.
+Every image file has a digest of the results it was drawn from, so that a stale file can be told.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..methods.gam import transformation
 from .definitions import s0 as s0_gam
 from .definitions import s1 as s1_gsam
 from .definitions import s4 as s4_sasam
-from .plotting import Kept, axes_for, band, points, ticks
+from .plotting import FigureResults, axes_for, band, points, ticks
 from .registry import find
 from .store import Results
 
@@ -57,21 +57,21 @@ def figure_of(name: str, results: Results) -> Figure | None:
     return figure
 
 
-def drawable(name: str, results: Results) -> Kept | None:
-    """The results of a figure, if enough of it was run to show anything: some cells are other tables' too."""
-    kept = Kept(find(name), results)
+def drawable(name: str, results: Results) -> FigureResults | None:
+    """The results of a figure, or None if too few of its cells were run: some cells belong to other tables too."""
+    kept = FigureResults(find(name), results)
     return kept if len(kept.groups()) >= LEAST.get(name, 1) else None
 
 
-def described(kept: Kept) -> str:
-    """What is written into a picture's file."""
+def described(kept: FigureResults) -> str:
+    """The description in a figure's file: its name and the digest of its results."""
     return f"{kept.experiment.name} from results {kept.digest()}"
 
 
 # S0
 
 
-def _fig2(kept: Kept) -> Figure:
+def _learned_transformations(kept: FigureResults) -> Figure:
     found = {name: [r["metrics"]["gamma"][-1] for r in group.done] for name, group in kept.groups().items()}
     found = {name: gammas for name, gammas in found.items() if gammas}
     if not found:
@@ -88,7 +88,7 @@ def _fig2(kept: Kept) -> Figure:
     return figure
 
 
-def _fig3(kept: Kept) -> Figure:
+def _update_periods(kept: FigureResults) -> Figure:
     figure, (left, right) = axes_for(2, 3.8, 3.0)
     for axis, metric, factor, label in (
         (left, "test_accuracy", 100, "test accuracy, %"),
@@ -107,7 +107,7 @@ def _fig3(kept: Kept) -> Figure:
     return figure
 
 
-def _fig4(kept: Kept) -> Figure:
+def _quadratic(kept: FigureResults) -> Figure:
     records = kept.group("quadratic").records
     values = records[0]["values"]
     figure, (axis,) = axes_for(1, 5.0, 3.4)
@@ -123,7 +123,7 @@ def _fig4(kept: Kept) -> Figure:
     return figure
 
 
-def _fig5(kept: Kept) -> Figure:
+def _errors_by_epoch(kept: FigureResults) -> Figure:
     groups = kept.groups()
     columns = list(dict.fromkeys(name.rsplit("/", 1)[0] for name in groups))
     figure, axes = axes_for(len(columns))
@@ -135,7 +135,7 @@ def _fig5(kept: Kept) -> Figure:
                 errors = [[100 * (1 - a) for a in run] for run in runs]
                 band(axis, range(1, len(errors[0]) + 1), errors, label=label, color=f"C{number}", lw=1)
                 most = max(most, statistics.median(run[0] for run in errors))
-        axis.set_ylim(top=1.05 * most)  # runs that collapsed leave the picture: they would flatten all others
+        axis.set_ylim(top=1.05 * most)  # collapsed runs are cut off: they would flatten all others
         stands_for = kept.experiment.cell(f"{column}/sgd").stands_for
         title = f"{column} (for {stands_for})" if stands_for else column
         axis.set(title=title, xlabel="epoch", ylabel="test error, %")
@@ -143,7 +143,7 @@ def _fig5(kept: Kept) -> Figure:
     return figure
 
 
-def _fig6(kept: Kept) -> Figure:
+def _settings(kept: FigureResults) -> Figure:
     figure, axes = axes_for(3)
     for axis, (what, values) in zip(
         axes, (("T", s0_gam.TS), ("batch", s0_gam.BATCHES), ("eps", s0_gam.EPSILONS)), strict=True
@@ -165,7 +165,7 @@ def _fig6(kept: Kept) -> Figure:
 # S1
 
 
-def _trajectories(kept: Kept) -> Figure:
+def _trajectories(kept: FigureResults) -> Figure:
     figure, (axis,) = axes_for(1, 4.6, 4.0)
     side = torch.linspace(-2, 3, 120)
     heights = [[float(s1_gsam.surface(torch.stack((x, y)))) for x in side] for y in side]
@@ -178,7 +178,7 @@ def _trajectories(kept: Kept) -> Figure:
     return figure
 
 
-def _by_alpha(kept: Kept, axes: Sequence[tuple[Any, str, float, str]]) -> None:
+def _by_alpha(kept: FigureResults, axes: Sequence[tuple[Any, str, float, str]]) -> None:
     """Numbers of the grid over ρ and α, a line for each ρ."""
     grid: dict[str, list[tuple[float, str]]] = {}
     for name in kept.groups():
@@ -191,7 +191,7 @@ def _by_alpha(kept: Kept, axes: Sequence[tuple[Any, str, float, str]]) -> None:
         axis.set(xlabel="α", ylabel=label)
 
 
-def _gap_and_top(kept: Kept) -> Figure:
+def _gap_and_top(kept: FigureResults) -> Figure:
     figure, axes = axes_for(3)
     shown = (("test_accuracy", 100.0, "test accuracy, %"), ("from_gap", 1.0, "2h/ρ²"), ("top", 1.0, "λ_max"))
     _by_alpha(kept, [(axis, *what) for axis, what in zip(axes, shown, strict=True)])
@@ -199,8 +199,8 @@ def _gap_and_top(kept: Kept) -> Figure:
     return figure
 
 
-def _over_training(metric: str, label: str) -> Callable[[Kept], Figure]:
-    def picture(kept: Kept) -> Figure:
+def _over_training(metric: str, label: str) -> Callable[[FigureResults], Figure]:
+    def picture(kept: FigureResults) -> Figure:
         figure, (axis,) = axes_for(1, 5.0, 3.2)
         for name, group in kept.groups().items():
             runs = [r["metrics"][metric] for r in group.done if metric in r.get("metrics", {})]
@@ -213,8 +213,8 @@ def _over_training(metric: str, label: str) -> Callable[[Kept], Figure]:
     return picture
 
 
-def _bars(kept: Kept, metric: str = "test_accuracy") -> Figure:
-    """A point a cell: for what the paper shows as bars."""
+def _bars(kept: FigureResults, metric: str = "test_accuracy") -> Figure:
+    """One point per cell, where the paper has bars."""
     groups = {n: g for n, g in kept.groups().items() if g.mean(metric)}
     if not groups:
         return None
@@ -234,7 +234,7 @@ def _bars(kept: Kept, metric: str = "test_accuracy") -> Figure:
 # S2
 
 
-def _turns(kept: Kept) -> Figure:
+def _local_extrema(kept: FigureResults) -> Figure:
     groups = kept.groups()
     figure, axes = axes_for(len(groups))
     for axis, (name, group) in zip(axes, groups.items(), strict=True):
@@ -246,12 +246,12 @@ def _turns(kept: Kept) -> Figure:
     return figure
 
 
-def _spectra(kept: Kept) -> Figure:
+def _spectra(kept: FigureResults) -> Figure:
     groups = kept.groups()
     figure, axes = axes_for(len(groups))
     tops = [values for group in groups.values() for values in group.done[0]["metrics"]["top_values"] if values]
     low, high = min(map(min, tops)), max(map(max, tops))
-    bins = [low + i * (high - low) / 25 for i in range(26)]  # the same for all: they are there to be compared
+    bins = [low + i * (high - low) / 25 for i in range(26)]  # the same for all, so that they can be compared
     for axis, (name, group) in zip(axes, groups.items(), strict=True):
         metrics = group.done[0]["metrics"]
         for number, (values, trace) in enumerate(zip(metrics["top_values"], metrics["trace"], strict=True)):
@@ -261,16 +261,16 @@ def _spectra(kept: Kept) -> Figure:
         axis.set(title=name, xlabel="eigenvalue", yscale="symlog")
         axis.set_yticks([0, 1, 3, 10, 30], ["0", "1", "3", "10", "30"])
         axis.legend(fontsize=8)
-    axes[0].set_ylabel("how many of the top ones")
+    axes[0].set_ylabel("number of eigenvalues")
     return figure
 
 
-def _landscapes(kept: Kept) -> Figure:
+def _landscapes(kept: FigureResults) -> Figure:
     groups = {n: g for n, g in kept.groups().items() if g.done and (g.done[0]["curvature"] or {}).get("landscape")}
     if not groups:
         return None
     figure, axes = axes_for(len(groups), 2.8, 2.6)
-    levels = [0.1 * 2**i for i in range(10)]  # above the middle, the same for all: they are there to be compared
+    levels = [0.1 * 2**i for i in range(10)]  # above the middle, the same for all, so that they can be compared
     for axis, (name, group) in zip(axes, groups.items(), strict=True):
         slice_ = group.done[0]["curvature"]["landscape"]
         losses, middle = slice_["loss"], len(slice_["axis"]) // 2
@@ -285,7 +285,7 @@ def _landscapes(kept: Kept) -> Figure:
     return figure
 
 
-def _shares(kept: Kept) -> Figure:
+def _shares(kept: FigureResults) -> Figure:
     sets = list(dict.fromkeys(name.split("/")[0] for name in kept.groups()))
     figure, axes = axes_for(len(sets), 3.8, 3.0)
     for axis, data in zip(axes, sets, strict=True):
@@ -293,7 +293,7 @@ def _shares(kept: Kept) -> Figure:
             speed, accuracy = group.mean("images_per_second"), group.mean("test_accuracy")
             if name.startswith(f"{data}/") and speed and accuracy:
                 points(axis, [speed.value], [accuracy], marker="o", label=name.split("/")[1])
-        axis.set(title=data, xlabel="images a second", ylabel="test accuracy, %")
+        axis.set(title=data, xlabel="images per second", ylabel="test accuracy, %")
         axis.locator_params(axis="x", nbins=4)
         axis.legend(fontsize=6)
     return figure
@@ -302,7 +302,7 @@ def _shares(kept: Kept) -> Figure:
 # S3, S4, extra
 
 
-def _frobenius(kept: Kept) -> Figure:
+def _frobenius(kept: FigureResults) -> Figure:
     figure, axes = axes_for(4, 3.4, 2.8)
     for number, axis in enumerate(axes):
         kind, by_lambda = ("clean", "noisy")[number // 2], bool(number % 2)
@@ -316,7 +316,7 @@ def _frobenius(kept: Kept) -> Figure:
     return figure
 
 
-def _heat_maps(kept: Kept) -> Figure:
+def _heat_maps(kept: FigureResults) -> Figure:
     import numpy as np
 
     metrics = ("test_accuracy", "shifted_accuracy", "trace", "shifted_trace", "top", "shifted_top")
@@ -356,8 +356,8 @@ _SHIFTED = {
 }  # fmt: skip
 
 
-def _cost(kept: Kept) -> Figure:
-    """Methods, and the base trained longer, from the cheapest to the dearest; of equal cost, the best first."""
+def _cost(kept: FigureResults) -> Figure:
+    """Methods, and the base trained longer, by cost; among equal costs the most accurate first."""
     found = [(g, cost, mean) for g in kept.results.distinct(kept.experiment, kept.scale)
              if (cost := g.mean("gradients")) and (mean := g.mean("test_accuracy"))]  # fmt: skip
     found.sort(key=lambda row: (row[1].value, -row[2].value))
@@ -380,11 +380,12 @@ def _cost(kept: Kept) -> Figure:
 
 
 LEAST = {"s0/fig3": 5, "s0/fig6": 5, "s0/choices": 5, "s2/table7": 4, "s2/fig6": 4, "extra/equal-cost": 3}
-FIGURES: dict[str, Callable[[Kept], Figure]] = {
-    "s0/fig2": _fig2, "s0/fig3": _fig3, "s0/fig4": _fig4, "s0/fig5": _fig5, "s0/fig6": _fig6, "s0/choices": _bars,
+FIGURES: dict[str, Callable[[FigureResults], Figure]] = {
+    "s0/fig2": _learned_transformations, "s0/fig3": _update_periods, "s0/fig4": _quadratic,
+    "s0/fig5": _errors_by_epoch, "s0/fig6": _settings, "s0/choices": _bars,
     "s1/fig3": _trajectories, "s1/fig4": _gap_and_top, "s1/fig5": _bars, "s1/fig6": _bars,
     "s1/fig4-cifar": _gap_and_top, "s1/fig8-cifar": _over_training("cos", "cos θ"),
     "s1/fig9-cifar": _over_training("surrogate_gap", "surrogate gap h"), "s1/table6-cifar": _bars,
-    "s2/table7": _shares, "s2/fig2": _turns, "s2/fig3": _spectra, "s2/fig5": _landscapes, "s2/fig6": _bars,
+    "s2/table7": _shares, "s2/fig2": _local_extrema, "s2/fig3": _spectra, "s2/fig5": _landscapes, "s2/fig6": _bars,
     "s3/fig1": _frobenius, "s4/vgg-19": _heat_maps, "s4/vit-small": _heat_maps, "extra/equal-cost": _cost,
 }  # fmt: skip

@@ -24,11 +24,11 @@ class AtOwnRadius(Measuring):
     gives: ClassVar[str] = "from_gap"
 
     def __call__(self, run: Run) -> dict[str, Any] | None:
-        """As the lab's, with `own_gap`."""
+        """As the lab's, with `own_gap` and `from_gap`."""
         found = super().__call__(run)
         rho = getattr(run.optimizer.method, "rho", None)
         if found is not None and isinstance(rho, (int, float)) and rho > 0:
-            objective = Objective(run.net, F.cross_entropy, self._examples(run))
+            objective = Objective(run.net, F.cross_entropy, self.examples(run))
             gap = surrogate_gap(objective, rho)
             found["own_gap"] = {"value": gap.gap, "rho": rho}
             found["from_gap"] = {"value": 2 * gap.gap / rho**2, "rho": rho}
@@ -37,20 +37,20 @@ class AtOwnRadius(Measuring):
 
 @dataclass(frozen=True)
 class Landscape(Measuring):
-    """The loss on a plane through the end of training, and nothing else (S2 Fig. 5)."""
+    """The loss on a plane through the trained weights, and nothing else (S2 Fig. 5)."""
 
     points: int = 21
     reach: float = 1.0
     gives: ClassVar[str] = "landscape"
 
     def __call__(self, run: Run) -> dict[str, Any] | None:
-        """Where on the axis, and the losses."""
-        objective = Objective(run.net, F.cross_entropy, self._examples(run))
-        return {"landscape": self._landscape(objective)}
+        """The points of an axis, and the losses."""
+        objective = Objective(run.net, F.cross_entropy, self.examples(run))
+        return {"landscape": self.landscape(objective)}
 
 
 @dataclass(frozen=True)
-class Turns(Measuring):
+class LocalExtrema(Measuring):
     """Local minima and maxima along random directions (S2 Fig. 2: 100 directions, 10 steps of 0.01)."""
 
     samples: int = 1024
@@ -58,8 +58,8 @@ class Turns(Measuring):
     gives: ClassVar[str] = "minima"
 
     def __call__(self, run: Run) -> dict[str, Any] | None:
-        """Counts by direction."""
-        objective = Objective(run.net, F.cross_entropy, self._examples(run))
+        """Mean counts, and the count of each direction."""
+        objective = Objective(run.net, F.cross_entropy, self.examples(run))
         found = extrema(objective, directions=self.directions, progress=False)
         minima, maxima = found.minima.double(), found.maxima.double()
         return {
@@ -73,14 +73,14 @@ class Shifted(Measuring):
     """Accuracy, top eigenvalue and trace on the test images, clean and corrupted (S4's grid)."""
 
     samples: int = 1000
-    images: int = 0  # that are corrupted, the first of the test set; 0: all
+    images: int = 0  # corrupt this many test images, the first ones; 0: all
     gives: ClassVar[str] = "shifted_accuracy"
 
     def __call__(self, run: Run) -> dict[str, Any] | None:
-        """In distribution the clean test images, out of it all corruptions at all severities."""
+        """In distribution: the clean test images. Out of distribution: all corruptions at all severities."""
         test = run.data.test
         if not isinstance(test, Split):
-            raise UserError(f"{run.data.name} is not held in memory, and so cannot be corrupted")
+            raise UserError(f"{run.data.name} is not in memory, so its images cannot be corrupted")
         count = min(self.images or len(test), len(test))
         tiny = self.samples < 100  # at smoke scale
         kinds = tuple(CORRUPTIONS)[:2] if tiny else tuple(CORRUPTIONS)

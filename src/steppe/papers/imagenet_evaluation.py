@@ -1,4 +1,4 @@
-"""Testing a trained net on ImageNet-Real, -v2, -R and -C (S1, Table 1), those of them that are there."""
+"""Testing a trained net on ImageNet-Real, -v2, -R and -C (S1, Table 1), as far as these sets are present."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..lab.training.final_curvature import Measuring
 from ..lab.training.precision import autocast
 from ..lab.training.run import Run
 
-BATCH = 250  # a handful are decoded ahead: a quarter of a gigabyte of 224x224 images
+BATCH = 250  # a few batches are decoded ahead: a quarter of a gigabyte of 224x224 images
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,17 @@ class OtherSets(Measuring):
     """Accuracy on ImageNet's other test sets; the record has no entry for one that is not beside ImageNet."""
 
     samples: int = 0  # images of each part at most; 0: all
-    gives: ClassVar[None] = None  # a run without any of it is still a run of its table
+    gives: ClassVar[None] = None  # a run without these measurements still counts for its table
 
     def before(self, data: DataSet) -> str:
-        """What is to be known before a run: sets that are missing, in a line; those that are damaged raise."""
+        """A note before a run about sets that are missing; damaged sets raise."""
         if (imagenet := ImageNet.of(data)) is not None:
             for other in OTHER_SETS:
                 next(other.parts(imagenet), None)
         return missing_text(data)
 
     def __call__(self, run: Run) -> dict[str, Any] | None:
-        """Each set's accuracy; of ImageNet-C's also every part. None where the model is spread over processes."""
+        """The accuracy on each set, for ImageNet-C also on every part; None if the model is sharded over processes."""
         if run.ranks.kind == "fsdp2":
             return None
         found: dict[str, Any] = {}
@@ -68,7 +68,7 @@ class OtherSets(Measuring):
         return {other.metric: entry} | ({} if whole is None else {OF_ALL: {"value": whole, "images": total}})
 
     def _count(self, run: Run, asked: TestPart) -> tuple[int, int, int]:
-        """Images, right answers among the classes that may be chosen, and among all."""
+        """How many images, correct answers among the set's classes, and correct answers among all classes."""
         count = min(len(asked.images), self.samples or len(asked.images))
         among = torch.tensor(asked.among, dtype=torch.int64, device=run.device)
         begin = right = right_of_all = 0
@@ -83,7 +83,7 @@ class OtherSets(Measuring):
 
 
 def _logits(run: Run, inputs: Tensor) -> Tensor:
-    """As the run's own test does it. `run.net`, not what ranks wrap it in: the first of them measures alone."""
+    """As the run evaluates itself, but with the bare `run.net`: the first rank measures alone."""
     with torch.no_grad(), autocast(run.recipe.precision, run.device):
         return run.net(prepare(inputs, run.data, run.batches.dtype))
 
@@ -94,7 +94,7 @@ def _mean(values: list[float]) -> float:
 
 @contextmanager
 def _testing(net: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode, and afterwards in the mode it was in."""
+    """Every module in evaluation mode; afterwards in its previous mode."""
     modes = [(module, module.training) for module in net.modules()]
     net.eval()
     try:
@@ -105,7 +105,7 @@ def _testing(net: nn.Module) -> Iterator[None]:
 
 
 def missing_text(data: DataSet) -> str:
-    """Which sets are not there, in a line; "" if all are."""
+    """A line that names the missing sets; "" if none is missing."""
     imagenet = ImageNet.of(data)
     if imagenet is None:
         return f"not tested on ImageNet's other sets: {data.name} is not a folder of images"

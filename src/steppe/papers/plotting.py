@@ -1,4 +1,4 @@
-"""What the figures share: results of one scale, axes, means with their errors."""
+"""What the figures share: results of one scale, axes, means with error bars."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .experiment import Experiment
 from .store import Results
 
 
-class Kept:
-    """The results of one experiment, all of one scale: the one that most of it was run at."""
+class FigureResults:
+    """The results of one experiment, all of one scale: the scale that most of it was run at."""
 
     def __init__(self, experiment: Experiment, results: Results):
         self.experiment, self.results = experiment, results
@@ -29,14 +29,14 @@ class Kept:
         return {name: group for name, group in found.items() if group.records}
 
     def digest(self) -> str:
-        """Of all results that the figure may use."""
+        """A digest of all results that the figure may use."""
         records = {r["key"]: r for group in self.groups().values() for r in group.records}
         text = json.dumps([records[key] for key in sorted(records)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def axes_for(count: int, width: float = 3.2, height: float = 2.6, most: int = 4) -> tuple[Any, list[Any]]:
-    """A figure with so many axes, `most` in a row."""
+    """A figure with `count` axes, at most `most` in a row."""
     import matplotlib.pyplot as plt
 
     columns = min(count, most)
@@ -60,14 +60,14 @@ def band(axis: Any, x: Sequence[float], runs: Iterable[Sequence[float]], **style
 
 
 def points(axis: Any, x: Sequence[Any], means: Sequence[Mean | None], factor: float = 100, **style: Any) -> None:
-    """Means with standard errors; those that are missing are left out."""
+    """Means with standard errors; missing ones are left out."""
     there = [(a, m) for a, m in zip(x, means, strict=True) if m is not None]
     values = [factor * m.value for _, m in there]
     axis.errorbar([a for a, _ in there], values, [factor * (m.error or 0) for _, m in there], capsize=2, **style)
 
 
 def ticks(axis: Any, values: Sequence[Any]) -> None:
-    """A logarithmic axis with these values on it and no others."""
+    """A logarithmic axis with ticks at these values only."""
     axis.set_xscale("log")
     axis.set_xticks([float(value) for value in values], [str(value) for value in values])
     axis.minorticks_off()

@@ -1,4 +1,4 @@
-"""Models to fine-tune: timm's, with their published weights or those of an earlier run."""
+"""Models to fine-tune: timm's, with published weights or those of an earlier run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def pretrained_model() -> str:
 
 
 def build(input_shape: Sequence[int], classes: int, name: str, weights: str = "pretrained") -> nn.Module:
-    """A model of timm for 224x224 images, smaller ones enlarged, with a new last layer.
+    """A model of timm with a new last layer, for 224x224 images; smaller images are enlarged.
 
-    `weights` are timm's own ("pretrained"), or a file of $STEPPE_WEIGHTS that a run left (`--keep-weights`).
+    `weights` is "pretrained" for timm's own, or names a file in $STEPPE_WEIGHTS that a run saved (`--keep-weights`).
     """
     own = {"pretrained": True} if weights == "pretrained" else {}
     model = build_model(f"timm:{name}", (input_shape[0], 224, 224), classes, **own)

@@ -1,6 +1,6 @@
-"""Data as the papers took it, and a few real images for smoke runs.
+"""Data as the papers use it, and a few real images for smoke runs. Records name this module: it must keep its path.
 
-S0's inputs are in [0, 1] and nothing else, where the lab's sets are normalised: these are the lab's without that.
+S0's inputs are in [0, 1] and not normalised, unlike the lab's: these are the lab's sets without normalisation.
 They are read from $STEPPE_DATA, which `steppe paper run --data-dir` sets.
 """
 
@@ -76,16 +76,16 @@ def _folder(name: str) -> DataSet:
     return load(f"folder:{path}")
 
 
-# Smoke: scikit-learn's handwritten digits, made as large as what they stand for
+# Smoke: scikit-learn's handwritten digits, enlarged to the size of the images they stand for
 
 
 def smoke_grey() -> DataSet:
-    """Digits as MNIST has them: 28x28, grey."""
+    """Digits in the format of MNIST: 28x28, grey."""
     return _small(28, 1)
 
 
 def smoke_colour() -> DataSet:
-    """Digits as CIFAR-10 and SVHN would have them: 32x32, three channels."""
+    """Digits in the format of CIFAR-10 and SVHN: 32x32, three channels."""
     return _small(32, 3)
 
 
@@ -113,12 +113,12 @@ def _small(size: int, channels: int) -> DataSet:
 
 @cache
 def _written() -> Path:
-    """A folder of image files, which goes away with the process."""
+    """A folder of image files, deleted when the process ends."""
     from PIL import Image
 
     alone = Path(tempfile.mkdtemp(prefix="steppe-smoke-"))
     atexit.register(shutil.rmtree, alone, ignore_errors=True)
-    folder = alone / "imagenet"  # what is beside it is looked at too
+    folder = alone / "imagenet"  # the folder beside it is searched too: it must be ours
     x, _ = _digits(48, 3)
     for row, (image, label) in enumerate(zip(x, [row % 4 for row in range(16)], strict=True)):
         place = folder / ("train" if row < 8 else "val") / str(label)

@@ -1,4 +1,4 @@
-"""Our numbers beside a paper's: as rows of text, for the terminal and for the page."""
+"""Our numbers beside a paper's, as rows of text for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .experiment import Cell, Experiment
 from .registry import claims, experiments, trends
 from .store import KEPT_SCALES, Results
 
-HEADER = ("cell", "method", "paper", "ours (95 % interval)", "n", "apart", "seconds a run", "verdict")
+HEADER = ("cell", "method", "paper", "ours (95 % interval)", "n", "difference", "seconds per run", "verdict")
 _METRICS = {"test_accuracy": "", "best_test_accuracy": "best epoch", **OTHER_METRICS}
 
 
 @dataclass(frozen=True)
 class Line:
-    """One row: a claim and what we have for it, or a cell of ours that the paper has not."""
+    """One row: a claim and our result for it, or a result that the paper has no number for."""
 
     cell: Cell
     metric: str
@@ -32,18 +32,22 @@ class Line:
 
     @property
     def has_run(self) -> bool:
-        """Whether there is a record behind it."""
+        """Whether there are runs behind it."""
         return self.ours is not None or self.diverged > 0
 
     @property
     def verdict(self) -> str:
-        """One of four, or what it is when the paper has no number."""
+        """One of the four verdicts, or that the paper has no such number."""
         if self.judged is not None:
             return self.judged.verdict
-        return ("ours alone" if self.scale == "full" else "ours alone, smaller scale") if self.has_run else NOT_RUN
+        return (
+            ("not in the paper" if self.scale == "full" else "not in the paper, smaller scale")
+            if self.has_run
+            else NOT_RUN
+        )
 
     def texts(self) -> tuple[str, ...]:
-        """As shown."""
+        """The cells of the row, under `HEADER`."""
         claim = self.judged.claim if self.judged else None
         name = self.cell.name + _of(self.metric)
         apart = self.judged.apart if self.judged else None
@@ -62,13 +66,13 @@ class Line:
 
 
 def _of(metric: str) -> str:
-    """What a number is of, where it is not the accuracy on the test set."""
+    """The name of a metric other than the accuracy on the test set."""
     said = _METRICS.get(metric, metric)
     return f" ({said})" if said else ""
 
 
 def is_share(metric: str) -> bool:
-    """Accuracies are shown in percent."""
+    """Whether a metric is an accuracy, which is shown in percent."""
     return metric.endswith("accuracy")
 
 
@@ -80,14 +84,14 @@ def paper_number(claim: Claim) -> str:
 
 
 def our_number(mean: Mean | None, metric: str) -> str:
-    """Ours, with its interval; without one it says so."""
+    """Ours with its interval, or with a note that there is none."""
     if mean is None:
         return NOT_RUN
     factor = 100 if is_share(metric) else 1
     number = f"{factor * mean.value:.2f}" if is_share(metric) else f"{mean.value:.4g}"
     if mean.low is None or mean.high is None:
         return f"{number} (no interval)"
-    if is_share(metric):  # a t interval does not know that there is nothing below 0 and above 1
+    if is_share(metric):  # a t interval can end below 0 or above 1
         ends = [f"{factor * min(max(end, 0.0), 1.0):.2f}" for end in (mean.low, mean.high)]
     else:
         ends = [f"{end:.4g}" for end in (mean.low, mean.high)]
@@ -95,7 +99,7 @@ def our_number(mean: Mean | None, metric: str) -> str:
 
 
 def lines(experiment: Experiment, results: Results, scale: str | None = None) -> list[Line]:
-    """A row for every claim on the experiment, and for every other cell; what is computed has words alone."""
+    """A row for every claim about the experiment, and for every other trained cell. Computed cells have trends only."""
     claimed: dict[str, list[Claim]] = {}
     for claim in claims():
         if claim.experiment == experiment.name:
@@ -118,31 +122,33 @@ def lines(experiment: Experiment, results: Results, scale: str | None = None) ->
 
 
 def findings(experiment: Experiment, results: Results) -> list[tuple[Trend, str, Finding]]:
-    """What the paper says of this experiment in words, with verdicts."""
+    """The paper's statements about this experiment, with verdicts."""
     mine = [trend for trend in trends() if trend.experiment == experiment.name]
     return [(trend, *trend.judge(experiments(), results)) for trend in mine]
 
 
 def print_experiment(experiment: Experiment, results: Results, scale: str | None = None) -> None:
-    """On the terminal."""
+    """Print numbers, trends and choices of an experiment to the terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     console = Console(emoji=False, highlight=False)
     if not console.is_terminal:
-        console.width = max(console.width, 120)  # a file or a pipe has no edge
-    caption = "apart: ours minus the paper's in combined standard errors √(se² + se²); within 2 counts as reproduced"
+        console.width = max(console.width, 120)  # in a file or a pipe, lines may be longer
+    caption = (
+        "difference: ours minus the paper's, in combined standard errors √(se² + se²); within 2 counts as reproduced"
+    )
     table = Table(
         title=f"{experiment.name} · {experiment.title}", caption=caption, title_justify="left", caption_justify="left",
         box=SIMPLE_HEAD, padding=(0, 1),
     )  # fmt: skip
     for name in HEADER:
-        if name != "method":  # the cell says it
+        if name != "method":  # the cell's name has it
             table.add_column(name, overflow="fold", no_wrap=name.startswith(("cell", "ours")))
     all_lines = lines(experiment, results, scale)
     run = [line for line in all_lines if line.has_run]
-    shown = run or [line for line in all_lines if line.judged is not None]  # nothing yet: the paper's numbers
+    shown = run or [line for line in all_lines if line.judged is not None]  # nothing was run: show the paper's numbers
     for line in shown:
         cell, _, *rest = line.texts()
         table.add_row(cell, *rest)
@@ -186,7 +192,7 @@ def _to_collect(experiment: Experiment, results: Results, scales: Sequence[str])
 
 
 def overview(results: Results) -> list[tuple[str, str, int, int, str]]:
-    """Name, title, cells, runs kept and scale, of every experiment."""
+    """Name, title, cells, runs and scale of every experiment."""
     rows: list[Any] = []
     for experiment in experiments().values():
         groups = [results.best(experiment, cell) for cell in experiment.cells]
@@ -202,10 +208,10 @@ def overview(results: Results) -> list[tuple[str, str, int, int, str]]:
 
 
 def matrix(shown: list[Line]) -> list[tuple[str, ...]]:
-    """Methods down, columns across, as papers print it: ours ± standard error (n), and after / the paper's.
+    """Methods down, columns across, as papers print it: ours ± standard error (n), then / the paper's.
 
-    A column's head says if it was run at a smaller scale. Only columns of which something was run; nothing if there
-    are not several of them.
+    A column's head says whether it was run at a smaller scale. Columns without runs are left out; the table is empty
+    if fewer than two columns or rows are left.
     """
     at: dict[tuple[str, str], Line] = {}
     for line in shown:
@@ -236,7 +242,7 @@ def matrix(shown: list[Line]) -> list[tuple[str, ...]]:
 
 
 def offset(shown: list[Line]) -> str:
-    """Whether our numbers lie above or below the paper's as a whole."""
+    """How far our numbers are above or below the paper's on average."""
     pairs = [(line.ours.value, line.judged.claim.value) for line in shown
              if line.ours and line.judged and line.judged.apart is not None and is_share(line.metric)]  # fmt: skip
     if len(pairs) < 3:
@@ -247,7 +253,7 @@ def offset(shown: list[Line]) -> str:
 
 
 def run_on(experiment: Experiment, results: Results) -> list[str]:
-    """Hardware, versions and commits behind the results, with how many runs each and how long they took."""
+    """Hardware, versions and commits of the results, with the number of runs of each and their time."""
     found: dict[str, dict[str, float]] = {}
     for cell in experiment.cells:
         for record in results.best(experiment, cell)[1].records:
@@ -266,7 +272,7 @@ def _minutes(seconds: float) -> str:
 
 
 def fair(experiment: Experiment, results: Results, scale: str | None = None) -> list[tuple[str, ...]]:
-    """Where a base was trained longer: every method against the base that cost as much, and its curvature."""
+    """Every method against the base that was trained as long as the method costs, and its curvature."""
     scale = scale or results.scale_of(experiment)
     if not scale or not any(cell.role == "equal-cost" for cell in experiment.cells):
         return []

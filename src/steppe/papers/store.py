@@ -132,10 +132,9 @@ def _lines(path: Path) -> Iterator[Line]:
     for number, text in enumerate(path.read_text("utf-8").splitlines(), 1):
         try:
             line = json.loads(text)
-            good = isinstance(line, dict) and line.get("format") == FORMAT
         except ValueError:
-            good = False
-        if not good:
+            line = None
+        if not isinstance(line, dict) or line.get("format") != FORMAT:
             raise UserError(f"{path}, line {number}, is not a result of the format {FORMAT}")
         yield line
 

@@ -39,6 +39,7 @@ def command(
         record = train_jobs([job], where, display, ranks)[0]
     if ranks.first:
         end = record["final"]
+        assert end is not None  # the run has ended
         said = record["verdict"] or f"test accuracy {end['test_accuracy']:.4f}, loss {end['test_loss']:.4f}"
         typer.echo(f"{record['label']}: {said}, {end['seconds']:.1f} s, {end['gradients']} gradients")
         typer.echo(f"{'done before:' if display.before else 'wrote'} {out / (record['key'] + '.json')}")

@@ -46,7 +46,7 @@ class Measuring:
         """Top eigenvalue, trace, sharpness, density and landscape; None if the model is sharded over processes."""
         if run.ranks.kind == "fsdp2":
             return None
-        objective = Objective(run.net, cross_entropy, self._examples(run))
+        objective = Objective(run.net, cross_entropy, self.examples(run))
         loss = float(objective.loss(finite=False))
         if not math.isfinite(loss):
             return None
@@ -67,14 +67,15 @@ class Measuring:
             "density": {"grid": grid.tolist(), "density": height.tolist()},
         }
         if self.points:
-            found["landscape"] = self._landscape(objective)
+            found["landscape"] = self.landscape(objective)
         return found
 
-    def _landscape(self, objective: Objective) -> dict[str, Any]:
+    def landscape(self, objective: Objective) -> dict[str, Any]:
+        """The loss on a plane through the weights: the points of an axis, and the losses."""
         slice_ = plane(objective, reach=self.reach, points=self.points, progress=False)
         return {"axis": slice_.across.tolist(), "loss": slice_.losses.tolist()}
 
-    def _examples(self, run: Run) -> list[Any]:
+    def examples(self, run: Run) -> list[Any]:
         """Batches of prepared examples, without augmentation."""
         count = min(self.samples, len(run.data.train))
         rows = torch.randperm(len(run.data.train), generator=generator_for("measured"))[:count]

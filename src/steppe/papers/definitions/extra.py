@@ -1,4 +1,4 @@
-"""A table no paper has: all methods at equal cost, on the same data and seeds, with the curvature where they ended."""
+"""A table that no paper has: all methods at equal cost, on the same data and seeds, with their final curvature."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ TITLE = "Extra · all methods at equal cost"
 _RECIPE = Recipe(
     data=f"{SETS}:cifar10", model="cnn-5", base="adam", lr=1e-3, batch=100, epochs=20, auxiliary="previous"
 )
-_LIGHT = Measuring(points=0, dimension=8)  # neither landscape nor density is kept: eigenvalue and trace need less
+_LIGHT = Measuring(
+    points=0, dimension=8
+)  # landscape and density are not kept; eigenvalue and trace need fewer products
 METHODS = (
     "sam:rho=0.05", "asam", "ssam", "gsam:rho=0.05,alpha=0.2", "gnp", "crsam", "gnam:rho=0.04", "gnamfast", "gam",
     "gam:period=10,lr_times_period=true", "frobsam", "tracesam", "detsam", "looksam", "fsam", "wsam",
@@ -32,8 +34,8 @@ EXPERIMENTS = (
     Experiment(
         "extra/equal-cost", "All methods at equal cost: CNN-5 on CIFAR-10",
         "No paper has this table.", _cells(), seeds=5, measuring=_LIGHT, shorter=5, share=0.2,
-        choices=("Adam 1e-3, batch 100, 20 epochs; beside the methods, Adam trained as much longer as they cost. "
-                 "Settings are each paper's or the library's defaults: none was searched for.",),
+        choices=("Adam 1e-3, batch 100, 20 epochs; and Adam trained as long as each method costs. "
+                 "Settings are each paper's or the library's defaults; none was tuned.",),
     ),
 )  # fmt: skip
 CLAIMS: list = []

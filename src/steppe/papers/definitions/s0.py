@@ -56,7 +56,7 @@ def _table1() -> tuple[Cell, ...]:
                 continue
             fields = {**_ADAM, **settings, "method": method.format(T=3 if column.startswith("mnist") else 2)}
             if row == "gam" and fields.get("precision") == "fp16-fixed":
-                fields["precision"] = "tf32"  # far from w, its looks' gradients overflow float16
+                fields["precision"] = "tf32"  # gradients of its looks far from w overflow float16
             cells.append(trained(f"{column}/{row}", label, **fields))
     return tuple(cells)
 
@@ -107,7 +107,7 @@ _CHOICES = (
 )
 _SAID = (
     "Preprocessing and initialisation are not stated: inputs are in [0, 1], no augmentation, torch's initialisation.",
-    "Alg. 1 draws the auxiliary batch once, the text speaks of batches: here it is the previous batch "
+    "Alg. 1 draws the auxiliary batch once, but the text has several batches: here it is the previous batch "
     "(s0/choices compares previous, fresh and fixed).",
     "The row called SGD is Adam at 1e-3, as in Appendix E. SAM γ perturbs by γ times the gradient, not normalised.",
 )
@@ -132,17 +132,17 @@ EXPERIMENTS = (
         "Six methods in nine columns. GAM is best on the MLPs, on MNIST's CNN and on ImageNet; CR-SAM on the CNNs of "
         "CIFAR-10 and SVHN.",
         _table1(), seeds=5,
-        choices=(*_SAID, "Fashion-MNIST is run in SVHN's place and compared with no number.",
+        choices=(*_SAID, "Fashion-MNIST is run in place of SVHN; the paper has no number to compare it with.",
                  "Precision is not stated: float32; TF32 for CNN-5 on SVHN and Fashion-MNIST; for CNN-14 float16 "
                  "with a fixed loss scale, which rounds nearly like TF32 and takes less than half of float32's time; "
-                 "for GAM, whose looks overflow that, TF32."),
+                 "for GAM, whose gradients overflow float16, TF32."),
         shorter=5, share=0.2,
     ),
     Experiment(
         "s0/fig2", "Figure 2: the learned transformation P(λ) of eigenvalues",
         "P(λ) = λ + Σ γ_t λ^{t+1} at the end of training, by column: GAM's curve lies above SAM's for large λ.",
         tuple(c for c in _table1() if c.name.endswith("/gam")), seeds=5, shorter=5, share=0.2,
-        choices=("Drawn from the γ in Table 1's runs. In words, 'sharp' is λ = 10 and 'flat' λ = 1.",),
+        choices=("Drawn from γ of Table 1's runs. In the statements, 'large' is λ = 10 and 'small' λ = 1.",),
     ),
     Experiment(
         "s0/fig3", "Figure 3: γ updated every k-th step",
@@ -166,11 +166,11 @@ EXPERIMENTS = (
     Experiment(
         "s0/fig6", "Figure 6: T, batch size and ε",
         "GAM with CNN-5 on CIFAR-10: unstable for large T, best at small batches, and ε matters little.",
-        _FIG6, seeds=5, shorter=5, share=0.2, choices=(*_SAID[:2], "The values are read off no axis: they are ours."),
+        _FIG6, seeds=5, shorter=5, share=0.2, choices=(*_SAID[:2], "The values are not in the text: they are ours."),
     ),
     Experiment(
-        "s0/choices", "What the paper leaves open, compared (not in the paper)",
-        "Nothing: the paper has no such table.",
+        "s0/choices", "Choices that the paper leaves open (not in the paper)",
+        "The paper has no such table.",
         _CHOICES, seeds=5, shorter=5, share=0.2,
     ),
 )  # fmt: skip
@@ -316,7 +316,9 @@ def _early(experiment: Experiment, results: Results) -> Finding:
             both += first < 0 < last
             n.append(len(pairs))
             lines.append(f"{column}: {100 * first:+.2f} points after the first epoch, {100 * last:+.2f} after the last")
-    return Finding(both > 0, f"so in {both} of {len(lines)} columns; {'; '.join(lines)}", min(n)) if lines else NOTHING
+    return (
+        Finding(both > 0, f"holds in {both} of {len(lines)} columns; {'; '.join(lines)}", min(n)) if lines else NOTHING
+    )
 
 
 def _follows(experiment: Experiment, results: Results) -> Finding:

@@ -148,8 +148,8 @@ def surface(w: Tensor) -> Tensor:
     return height
 
 
-def place(w: Tensor) -> str:
-    """Where on the surface a point is, in words."""
+def describe_point(w: Tensor) -> str:
+    """Where on the surface a point is."""
     for name, (centre, width, _) in WELLS.items():
         if float((w - torch.tensor(centre)).norm()) < width:
             return name
@@ -158,8 +158,8 @@ def place(w: Tensor) -> str:
     return "a saddle" if down else "a slope"
 
 
-def walk(cell: str, scale: str, seed: int) -> dict[str, Any]:
-    """The way of an optimizer over the surface, from the same place for each."""
+def trajectory(cell: str, scale: str, seed: int) -> dict[str, Any]:
+    """The path of an optimizer over the surface; all start at the same point."""
     texts = {"sgd": "plain", "sam": "sam:rho=0.3", "gsam": "gsam:rho=0.3,alpha=0.4"}
     w = nn.Parameter(torch.tensor([-1.4, -1.2]))
     optimizer = SharpnessAware(torch.optim.SGD([w], lr=0.05, momentum=0.0), make_method(texts[cell]))
@@ -168,7 +168,7 @@ def walk(cell: str, scale: str, seed: int) -> dict[str, Any]:
         optimizer.step(lambda: surface(w))
         path.append(w.tolist())
     end = w.detach()
-    found = {"end": end.tolist(), "height": float(surface(end)), "place": place(end)}
+    found = {"end": end.tolist(), "height": float(surface(end)), "place": describe_point(end)}
     return {"path": path[:: 1 if scale == "smoke" else 4], **found}
 
 
@@ -179,7 +179,7 @@ _TABLE3 = tuple(
         f"{model}/{data}/{method}", label, data=source, base="sgd", lr=0.01, momentum=0.9, batch=512, epochs=epochs,
         warmup=500 if "cifar" in data else 100, schedule="linear", clip=1.0, model=pretrained_model(),
         model_settings={"name": _MODELS[model][0].removeprefix("timm:"), "weights": f"s1-{model}-{method}"},
-    )  # the weights say by which method; the fine-tuning itself is plain SGD
+    )  # the methods differ in the weights; the fine-tuning itself is plain SGD
     for model in ("vit-b-16", "vit-s-16")
     for data, (source, epochs) in _TRANSFER.items()
     for method, label in (("vanilla", "vanilla"), ("sam", "SAM"), ("gsam", "GSAM"))
@@ -191,12 +191,12 @@ _SAID = (
     "SAM's ρ is not given by model: GSAM's ρ_max is used.",
 )
 _TESTED = (
-    "Nets are tested on ImageNet, and on those of ImageNet-Real, -v2, -R and -C that are beside it. The paper does not "
-    "say how: here ImageNet-C's number is the mean accuracy over 15 corruptions and 5 severities. ImageNet-R's is of "
-    "answers among all 1000 classes: the paper's are as low as others report for that. Its authors' way, among its 200 "
-    "classes, stands beside it.",
+    "Nets are tested on ImageNet, and on those of ImageNet-Real, -v2, -R and -C that are present. The paper does not "
+    "say how: here ImageNet-C's number is the mean accuracy over 15 corruptions and 5 severities. ImageNet-R's is for "
+    "answers among all 1000 classes: the paper's numbers are as low as others report for that. Its authors' number, "
+    "for answers among its 200 classes, is given too.",
 )
-_ALONE = ("Of this table's columns there is ImageNet's alone.",)
+_ALONE = ("Only the ImageNet column of this table is measured.",)
 _CIFAR_SAID = ("Stand-in: CNN-5 on CIFAR-10, 20 epochs of SGD, not ViT-B/32 on ImageNet.",)
 _VIEW = (*_CIFAR_SAID, "Drawn from s1/fig4-cifar's runs.")
 _NEEDS = "ImageNet and timm"
@@ -222,10 +222,10 @@ EXPERIMENTS = (
     Experiment("s1/fig3", "Figure 3: trajectories on a surface with sharp minima",
                "SGD and SAM stop in sharp minima, GSAM reaches the flat one.",
                tuple(Cell(n, None, said) for n, said in (("sgd", "SGD"), ("sam", "SAM"), ("gsam", "GSAM"))),
-               compute=walk, stands_in=True, choices=(
+               compute=trajectory, stands_in=True, choices=(
                    "The paper's surface is not written down: this one is ours.",
-                   "About ten other settings (radius, α, a falling radius, starts, noise) were tried afterwards; none "
-                   "brought GSAM to the flat minimum, and the first setting was kept.",
+                   "About ten other settings (radius, α, a falling radius, starts, noise) were tried afterwards; GSAM "
+                   "reached the flat minimum with none of them, and the first setting was kept.",
                )),
     Experiment("s1/fig4", "Figure 4: λ_max from the gap and by power iteration, over ρ and α",
                "ViT-B/32: both fall as α and ρ grow, and look alike.",
@@ -237,8 +237,8 @@ EXPERIMENTS = (
     Experiment("s1/fig6", "Figure 6: augmentation, base optimizer, min(f, h)",
                "GSAM above SAM above vanilla under light, medium and strong augmentation, with AdamW and AdaBelief.",
                _FIG6, needs=_NEEDS,
-               choices=(*_SAID, "Mixup 0.2 is a probability there and Beta's α here; RandAugment has one strength "
-                        "here, so 'strong' mixes more.")),
+               choices=(*_SAID, "Mixup 0.2 is a probability in the paper and Beta's α here; RandAugment has one "
+                        "strength here, so 'strong' mixes more.")),
     Experiment("s1/fig4-cifar", "Figure 4 at CIFAR scale",
                "λ_max and 2h/ρ² both fall as α and ρ grow.", _FIG4_CIFAR, seeds=5, measuring=AtOwnRadius(),
                choices=_CIFAR_SAID, stands_in=True, shorter=5),
@@ -305,7 +305,7 @@ def _along_alpha(rho: float) -> Sequence[str]:
 
 
 def _alike(experiment: Experiment, results: Results) -> Finding:
-    """Both estimates of λ_max rank the cells alike: Spearman's correlation of the means above 0.5."""
+    """Both estimates of λ_max rank the cells alike: Spearman's correlation of the means is above 0.5."""
     from scipy.stats import spearmanr
 
     means, n, scale = [], [], results.scale_of(experiment)
@@ -341,7 +341,7 @@ def _reached(experiment: Experiment, results: Results) -> Finding:
     places = {name: records[0]["values"]["place"] for name, records in ends.items()}
     flat = [name for name, where in places.items() if where == "the flat minimum"]
     said = ", ".join(f"{experiment.cell(name).label} ends at {where}" for name, where in places.items())
-    return Finding("gsam" in flat and "sgd" not in flat, f"{said}; one walk each, without chance", 1)
+    return Finding("gsam" in flat and "sgd" not in flat, f"{said}; one deterministic run each", 1)
 
 
 TRENDS = (

@@ -12,7 +12,7 @@ from ...lab.statistics import mean_of
 from ..claims import NOTHING, Claim, Contest, Finding, Trend, claims_table, contests
 from ..epoch_measurements import Watch
 from ..experiment import SETS, Cell, Experiment, trained
-from ..final_measurements import Landscape, Turns
+from ..final_measurements import Landscape, LocalExtrema
 from ..pretrained import pretrained_model
 from ..store import Results
 
@@ -145,14 +145,14 @@ _BASIC = tuple(_cell(f"{data}/{row}", data, "resnet-18", row) for data in _DATA 
 _C10 = "CIFAR-10 beside the paper's CIFAR-100."
 _RHO = "SAM has the ρ of GNAM (0.04 on CIFAR-10, 0.1 on CIFAR-100)."
 _PEOPLE = ("worse", "aggre")
-_SHARED = "Two programs shared the GPU, so that a run took about twice the time it takes alone."
-_TF32 = "Precision is not given: TF32, as torch has it for convolutions by default."
-# Figures 3 and 5 are of the same nets: whoever trains them for one has the other.
+_SHARED = "Two programs shared the GPU, so a run took about twice the time it takes alone."
+_TF32 = "Precision is not given: TF32, torch's default for convolutions."
+# Figures 3 and 5 are of the same nets, trained once for both.
 _MEASURED: dict[str, Any] = {
     "watch": Watch(top=50, parts=2), "watch_small": Watch(top=50, parts=1, samples=128), "measuring": Landscape(),
     "shorter": 20,
-    "choices": (_C10, _TF32, "At small scale the eigenvalues are those at the end alone, of 128 examples. The GPU was "
-                "shared, so that the speed of these runs is not to be compared."),
+    "choices": (_C10, _TF32, "At small scale the eigenvalues are measured at the end only, on 128 examples. The GPU "
+                "was shared, so the speed of these runs must not be compared."),
 }  # fmt: skip
 
 EXPERIMENTS = (
@@ -177,15 +177,17 @@ EXPERIMENTS = (
                "noise, the more GNAM gains.",
                tuple(_cell(f"noise-{n}/{row}", "cifar10", "resnet-32", row, label_noise=n / 100)
                      for n in NOISES for row in FOUR), seeds=3,
-               choices=("Which ResNet-32 is not said; He et al.'s here. α 0.1.", _TF32, f"{_SHARED} That was at 80 %."),
-               shorter=10),
-    Experiment("s2/human-noise", "Labels that people gave (CIFAR-10N; not in the paper)", "Nothing: Table 6 flips "
-               "labels at random. These are wrong as people are wrong: 40 % (worse), 9 % (aggre: a vote of three).",
+               choices=("Which ResNet-32 is not stated: He et al.'s here. α 0.1.", _TF32,
+                        f"{_SHARED} This was at 80 % noise."), shorter=10),
+    Experiment("s2/human-noise", "Human labels (CIFAR-10N; not in the paper)",
+               "The paper has no such table: Table 6 flips labels at random. Human labels have human "
+               "errors: 40 % (worse), 9 % (aggre: a vote of three).",
                tuple(_cell(f"{kind}/{row}", "cifar10", "resnet-32", row, data=f"cifar-10n:{kind}")
                      for kind in _PEOPLE for row in FOUR), seeds=3,
                needs="CIFAR-10N", choices=("As Table 6.", _SHARED), shorter=10),
-    Experiment("s2/noise-cnn-5", "Label noise with a small net (CNN-5; not in the paper)", "Nothing: Table 6 has a "
-               "ResNet-32. This is Table 6 for whoever has no GPU, with the CNN-5 of S0.",
+    Experiment("s2/noise-cnn-5", "Label noise with a small net (CNN-5; not in the paper)",
+               "The paper has no such table: Table 6 has a ResNet-32. This is Table 6 for "
+               "machines without a GPU, with the CNN-5 of S0.",
                tuple(_cell(f"{kind}/{row}", "cifar10", "cnn-5", row, **noise)
                      for kind, noise in _SMALL_NET_NOISE.items() for row in FOUR), seeds=3,
                needs="CIFAR-10N", choices=("As Table 6.", "At small scale on two fifths of CIFAR-10."), shorter=20,
@@ -193,18 +195,18 @@ EXPERIMENTS = (
     Experiment("s2/table7", "Table 7 and Figure 4: GNAM on a share of the steps",
                "ResNet-18: a tenth of the steps gains as much as all, at less than 25 % extra cost.", _shares(),
                seeds=3, shorter=20,
-               choices=("The paper raises α when GNAM has fewer steps without saying how far: here it is the same.",
+               choices=("The paper raises α when GNAM has fewer steps, but not by how much: here it is the same.",
                         _TF32)),
     Experiment("s2/fig2", "Figure 2: local minima within ρ = 0.1", "More than one along most random directions.",
-               tuple(_cell(f"{data}/sgd", data, "resnet-18", "sgd") for data in _DATA), seeds=1, measuring=Turns(),
-               choices=("The net is not named: ResNet-18.",)),
+               tuple(_cell(f"{data}/sgd", data, "resnet-18", "sgd") for data in _DATA), seeds=1,
+               measuring=LocalExtrema(), choices=("The net is not named: ResNet-18.",)),
     Experiment("s2/fig3", "Figure 3: top-50 eigenvalues and trace, half way and at the end",
                "ResNet-18 on CIFAR-100: SGD's grow during training; SAM + GNAM's are the smallest.", _BASIC, seeds=1,
                **_MEASURED),
     Experiment("s2/fig5", "Figure 5: landscapes", "ResNet-18 on CIFAR-100: GNAM's are flatter than SGD's and SAM's.",
                _BASIC, seeds=1, **_MEASURED),
     Experiment("s2/fig6", "Figure 6: ρ and α", "ResNet-101 on CIFAR-100: above SGD for all values.", _fig6(), seeds=1,
-               choices=("The values are read off no axis: they are ours.",)),
+               choices=("The values are not in the text: they are ours.",)),
 )  # fmt: skip
 
 # Claims. The ± is not explained.
@@ -274,7 +276,7 @@ _SPREAD: dict[str, Any] = {"percent": True, "spread": "unstated"}
 
 
 def _wide(experiment: str, table: dict[str, tuple[str, ...]]) -> list[Claim]:
-    """Printed with the methods across and the augmentations down."""
+    """Claims from a table with the methods across and the augmentations down."""
     found = []
     for model, lines in table.items():
         for augmentation, line in zip(_AUGMENTS, lines, strict=True):
@@ -362,7 +364,7 @@ def _top(record: dict[str, Any]) -> float:
 
 
 def _rise(record: dict[str, Any]) -> float:
-    """How much higher the loss is on the plane, on average, than in its middle."""
+    """How much higher the loss is on the plane, on average, than at its centre."""
     losses = record["curvature"]["landscape"]["loss"]
     middle = len(losses) // 2
     return sum(map(sum, losses)) / len(losses) ** 2 - losses[middle][middle]
@@ -376,11 +378,11 @@ TRENDS = (
     Trend("noise", "s2/table6", "GNAM is above its base at 40 % and 80 % label noise",
           contests([Contest(f"{kind}/{a}", f"{kind}/{b}", f"{kind}, {a} − {b}")
                     for kind in ("noise-40", "noise-80") for a, b in _PAIRS], "best_test_accuracy")),
-    Trend("human-noise", "s2/human-noise", "GNAM is above its base with labels that people gave",
+    Trend("human-noise", "s2/human-noise", "GNAM is above its base with human labels",
           contests([Contest(f"{kind}/{a}", f"{kind}/{b}", f"{kind}, {a} − {b}")
                     for kind in _PEOPLE for a, b in _PAIRS], "best_test_accuracy")),
-    Trend("noise-cnn-5", "s2/noise-cnn-5", "GNAM is above its base at 40 % and 80 % label noise with CNN-5 too, and "
-          "with labels that people gave",
+    Trend("noise-cnn-5", "s2/noise-cnn-5", "GNAM is above its base at 40 % and 80 % label noise and with human labels, "
+          "with CNN-5 too",
           contests([Contest(f"{kind}/{a}", f"{kind}/{b}", f"{kind}, {a} − {b}")
                     for kind in _SMALL_NET_NOISE for a, b in _PAIRS], "best_test_accuracy")),
     Trend("a-tenth", "s2/table7", "A tenth of the steps keeps most of the gain at less than 25 % extra cost", _cheap),

@@ -73,10 +73,10 @@ def _fig1() -> tuple[Cell, ...]:
 EXPERIMENTS = (
     Experiment(
         "s3/table2", "Table 2: ResNet-18, full data and the first tenth",
-        "On all data the methods are alike; on a tenth (-S) Frob-, Det- and Trace-SAM are far above SAM and SSAM.",
+        "On all data the methods are similar; on a tenth (-S) Frob-, Det- and Trace-SAM are far above SAM and SSAM.",
         _table2(), seeds=1, shorter=5,
-        choices=("ρ, λ and n of Frob- and Det-SAM are searched in the paper without saying what was chosen: ρ 0.01, "
-                 "λ 0.001, n 2 and λ 0.1, n 1, from the middle of the grids. Trace-SAM's λ is not given: 1.",
+        choices=("ρ, λ and n of Frob- and Det-SAM were searched in the paper, which does not say what was chosen: "
+                 "ρ 0.01, λ 0.001, n 2 and λ 0.1, n 1, from the middle of the grids. Trace-SAM's λ is not given: 1.",
                  "Passes run in bfloat16 (autocast), weights are kept in float32."),
     ),
     Experiment(

@@ -37,9 +37,9 @@ def _grid(model: str) -> tuple[Cell, ...]:
 
 
 _SAID = (
-    "Batch, epochs, augmentation and precision are not given: 128, 50, none, TF32. SAM's ρ is the root of the learning "
-    "rate, as the paper has it; SAM, SA-SAM and SA-SGD are on SGD without momentum.",
-    "CIFAR-10-C is made anew from the test images unless its files are there: compare methods with each other only. "
+    "Batch, epochs, augmentation and precision are not given: 128, 50, none, TF32. SAM's ρ is the square root of the "
+    "learning rate, as in the paper; SAM, SA-SAM and SA-SGD are on SGD without momentum.",
+    "CIFAR-10-C is made from the test images unless its files are present: compare methods with each other only. "
     "Curvature is measured on 1000 test images, clean and corrupted.",
 )
 
@@ -79,7 +79,7 @@ def values(
 def _best(metric: str, best: Any) -> Any:
     """Each optimizer at its best setting by accuracy on clean images, as the paper chooses it."""
 
-    def look(experiment: Experiment, results: Results) -> Finding:
+    def check(experiment: Experiment, results: Results) -> Finding:
         scale, shown = values(experiment, results, metric)
         _, clean = values(experiment, results, "test_accuracy")
         if set(shown) != set(OPTIMIZERS):
@@ -88,7 +88,7 @@ def _best(metric: str, best: Any) -> Any:
         said = ", ".join(f"{name} {value:.3g}" for name, value in chosen.items()) + "; one seed, no interval"
         return Finding(chosen["sa-sam"] == best(chosen.values()), said, 1, scale)
 
-    return look
+    return check
 
 
 def _steady(experiment: Experiment, results: Results) -> Finding:
@@ -101,7 +101,7 @@ def _steady(experiment: Experiment, results: Results) -> Finding:
                  for one in {lr for lr, _ in at}]  # fmt: skip
         spread[name] = max(means) - min(means)
     said = "between learning rates " + ", ".join(f"{name} {100 * value:.1f}" for name, value in spread.items())
-    # Who learns little varies little: so this is said too.
+    # A method that learns little also varies little, so the best accuracies are given too.
     best = ", ".join(f"{name} {100 * max(at.values()):.1f}" for name, at in shown.items())
     adaptive = max(spread["sa-sam"], spread["sa-sgd"])
     rest = min(spread[name] for name in ("sam", "msgd", "adam"))
