@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import time
 
 import pytest
 
@@ -16,6 +17,9 @@ from helpers.report_records import comparison, diverged, flat, many, record  # n
 from steppe.lab.report import write_report  # noqa: E402
 from steppe.lab.statistics import summarise  # noqa: E402
 
+PATIENCE = 300  # seconds for anything to happen, on a machine with any load
+expect = playwright.expect
+expect.set_options(timeout=1000 * PATIENCE)
 LONG = "A method with a very long name rho=0.123456789,alpha=0.987654321 " + "x" * 60
 
 
@@ -51,7 +55,7 @@ SCENES = {
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1000 * PATIENCE)
         yield found
         found.close()
 
@@ -73,13 +77,14 @@ def visit(browser, paths):
         context = browser.new_context(
             viewport={"width": width, "height": 800}, color_scheme=scheme, has_touch=touch, reduced_motion="reduce"
         )
+        context.set_default_timeout(1000 * PATIENCE)
         page = context.new_page()
         complaints, requests = [], []
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
         page.goto(paths[scene].as_uri())
-        until(page, "[...document.querySelectorAll('[data-chart]')].every(h => h.querySelector('svg, .tiles'))")
+        until(page, DRAWN)
         opened.append((context, complaints, requests))
         return page
 
@@ -93,11 +98,15 @@ def visit(browser, paths):
 
 def until(page, condition):
     """Wait for something on the page. Playwright's own waiting evaluates text, which the page's policy forbids."""
-    for _ in range(250):
-        if page.evaluate(condition):
-            return
+    end = time.monotonic() + PATIENCE
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, f"never true: {condition}"
         page.wait_for_timeout(20)
-    raise AssertionError(f"never true: {condition}")
+
+
+# Waits until all charts are drawn for the current width: the page draws them again some time after it changes.
+DRAWN = """[...document.querySelectorAll('[data-chart]')].every(
+  host => host.querySelector('.tiles') || host.querySelector('svg')?.clientWidth === Math.max(240, host.clientWidth))"""
 
 
 def column(page, index):
@@ -118,7 +127,7 @@ def test_nothing_is_wider_than_the_window(visit, scene):
     page = visit(scene, 360)
     for width in (360, 1280):
         page.set_viewport_size({"width": width, "height": 800})
-        until(page, f"[...document.querySelectorAll('.chart')].every(h => h.clientWidth > {width / 4})")
+        until(page, f"innerWidth === {width} && {DRAWN}")
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert inside(
             page, ".chart svg, canvas, h1, h2, h3, h4, li, figcaption, p, pre, details, .chip, .choice button"
@@ -222,13 +231,13 @@ def test_pointing_at_a_point_tells_its_numbers(visit):
     box = chart.locator('[data-series="SAM rho=0.1"] .marker').bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     tip = chart.locator(".tip")
-    assert tip.is_visible()
-    assert tip.locator("b").inner_text() == "SAM rho=0.1"
-    assert "96.18 % ± 0.13, n = 3" in tip.inner_text()
-    assert chart.locator(".series.cold").count() == 3
+    expect(tip).to_be_visible()
+    expect(tip.locator("b")).to_have_text("SAM rho=0.1")
+    expect(tip).to_contain_text("96.18 % ± 0.13, n = 3")
+    expect(chart.locator(".series.cold")).to_have_count(3)
     page.mouse.move(5, 5)
-    assert not tip.is_visible()
-    assert chart.locator(".cold").count() == 0
+    expect(tip).to_be_hidden()
+    expect(chart.locator(".cold")).to_have_count(0)
 
 
 def test_a_finger_can_point(visit):
@@ -237,7 +246,8 @@ def test_a_finger_can_point(visit):
     chart.scroll_into_view_if_needed()
     chart.locator('[data-series="GAM T=2"] .marker').tap(force=True)
     tip = chart.locator(".tip")
-    assert tip.is_visible() and tip.locator("b").inner_text() == "GAM T=2"
+    expect(tip.locator("b")).to_have_text("GAM T=2")
+    assert tip.is_visible()
 
 
 def test_arrow_keys_read_a_chart(visit):
@@ -246,15 +256,17 @@ def test_arrow_keys_read_a_chart(visit):
     chart.locator("svg").focus()
     page.keyboard.press("ArrowRight")
     tip = chart.locator(".tip")
-    assert tip.locator("b").inner_text() == "SGD" and "epoch 1," in tip.inner_text()
+    expect(tip.locator("b")).to_have_text("SGD")
+    expect(tip).to_contain_text("epoch 1,")
     page.keyboard.press("ArrowRight")
-    assert "epoch 2," in tip.inner_text()
+    expect(tip).to_contain_text("epoch 2,")
     page.keyboard.press("ArrowDown")
-    assert tip.locator("b").inner_text() == "SAM rho=0.1" and "epoch 2," in tip.inner_text()
+    expect(tip.locator("b")).to_have_text("SAM rho=0.1")
+    expect(tip).to_contain_text("epoch 2,")
     box = tip.bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= 360
     page.keyboard.press("Escape")
-    assert not tip.is_visible()
+    expect(tip).to_be_hidden()
 
 
 def test_choices_change_the_chart(visit):
@@ -265,8 +277,8 @@ def test_choices_change_the_chart(visit):
     assert chart.locator('[data-series="SGD, 2x longer"]').count() == 0
     page.get_by_role("group", name="Show", exact=True).get_by_role("button", name="training loss").click()
     page.get_by_role("group", name="over").get_by_role("button", name="gradients").click()
-    assert titles.all_text_contents() == ["gradient evaluations", "training loss"]
-    assert chart.locator('[data-series="SGD, 2x longer"] .line').count() == 1
+    expect(titles).to_have_text(["gradient evaluations", "training loss"])
+    expect(chart.locator('[data-series="SGD, 2x longer"] .line')).to_have_count(1)
     assert page.get_by_role("group", name="over").get_by_role("button", pressed=True).inner_text() == "gradients"
 
 
@@ -276,11 +288,12 @@ def test_the_legend_hides_everywhere(visit):
     chip = page.locator(".chip[data-label='SAM rho=0.1']").first
     chip.focus()
     page.keyboard.press("Enter")
-    assert before > 2 and page.locator('[data-chart] [data-series="SAM rho=0.1"]').count() == 0
-    assert page.locator(".chip[data-label='SAM rho=0.1'][aria-pressed=false]").count() == 2
-    assert page.locator("canvas").count() == 3
+    assert before > 2
+    expect(page.locator('[data-chart] [data-series="SAM rho=0.1"]')).to_have_count(0)
+    expect(page.locator(".chip[data-label='SAM rho=0.1'][aria-pressed=false]")).to_have_count(2)
+    expect(page.locator("canvas")).to_have_count(3)
     chip.click()
-    assert page.locator('[data-chart] [data-series="SAM rho=0.1"]').count() == before
+    expect(page.locator('[data-chart] [data-series="SAM rho=0.1"]')).to_have_count(before)
 
 
 def test_forty_methods_are_faint_until_chosen(visit):
@@ -290,7 +303,7 @@ def test_forty_methods_are_faint_until_chosen(visit):
     assert chart.locator(".series:not(.faint)").count() == 7
     page.locator("details.folded").first.evaluate("d => { d.open = true; }")
     page.locator(".chip[aria-pressed=false]").first.click()
-    assert chart.locator(".series:not(.faint)").count() == 8
+    expect(chart.locator(".series:not(.faint)")).to_have_count(8)
     assert len(column(page, 0)) == 41
 
 
@@ -307,10 +320,10 @@ def test_landscapes_turn_together_and_can_be_read(visit):
     canvases.first.scroll_into_view_if_needed()
     box = canvases.first.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    assert page.locator(".tile-said").first.inner_text() == "loss 0.01 at (0, 0)"
+    expect(page.locator(".tile-said").first).to_have_text("loss 0.01 at (0, 0)")
     canvases.first.focus()
     page.keyboard.press("ArrowRight")  # one of nine points further: 0.01 + 2 · 0.25²
-    assert page.locator(".tile-said").first.inner_text() == "loss 0.135 at (0.25, 0)"
+    expect(page.locator(".tile-said").first).to_have_text("loss 0.135 at (0.25, 0)")
 
 
 def test_dark_mode_changes_colours_and_keeps_contrast(visit):
@@ -398,15 +411,17 @@ def test_it_draws_again_when_the_width_changes(visit):
     page = visit("comparison")
     wide = page.locator("[data-chart=cost] > svg").bounding_box()["width"]
     page.set_viewport_size({"width": 400, "height": 800})
-    until(page, "document.querySelector('[data-chart=cost] > svg').getBoundingClientRect().width < 400")
+    until(page, f"innerWidth === 400 && {DRAWN}")
+    assert page.locator("[data-chart=cost] > svg").bounding_box()["width"] < 400
     assert wide > 1000
     assert page.evaluate("document.documentElement.scrollWidth") == 400
 
 
 def test_without_scripts_the_answer_and_the_table_are_there(browser, paths):
     context = browser.new_context(java_script_enabled=False)
+    context.set_default_timeout(1000 * PATIENCE)
     page = context.new_page()
     page.goto(paths["comparison"].as_uri())
     assert page.locator("table.results tbody tr").count() == 4
-    assert page.get_by_text("This chart is drawn by a script, which has not run.").first.is_visible()
+    assert page.get_by_text("A script draws this chart. It has not run.").first.is_visible()
     context.close()

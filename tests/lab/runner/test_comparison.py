@@ -34,7 +34,7 @@ def without_time(records):
 
 def test_the_same_comparison_gives_the_same_bits_in_any_arrangement(tmp_path):
     jobs = plan(SMALL, ["sam:rho=0.1", "gam"], [0, 1])
-    place = Place(tmp_path / "a", measuring=Measuring(samples=64, points=3))
+    place = Place(tmp_path / "a", measuring=Measuring(samples=16, probes=2, dimension=4, products=168, points=3))
     first = perform(jobs, place)
     turns = perform(jobs, replace(place, folder=tmp_path / "b", together=2))
     assert without_time(first) == without_time(turns)

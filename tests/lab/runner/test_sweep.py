@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from helpers.small_task import environment
 from steppe.cli.app import app
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import read_records
@@ -120,9 +122,10 @@ CAN_RAY_START = "import ray; ray.init(num_cpus=1, include_dashboard=False, log_t
 
 def test_a_ray_cluster_gives_the_same_records():
     pytest.importorskip("ray")
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    command = ["sweep", "--grid", "lr=0.01,0.1", *QUICK]
-    options = {"capture_output": True, "text": True, "env": env, "check": False, "timeout": 200}
+    task = ["--data", "helpers.small_task:data", "--model", "helpers.small_task:net", "--batch", "16"]
+    command = ["sweep", "--grid", "lr=0.01,0.1", *task, *QUICK]
+    env = environment(RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
+    options: dict[str, Any] = {"capture_output": True, "text": True, "env": env, "check": False, "timeout": 900}
     on_ray = subprocess.run([sys.executable, "-m", "steppe", *command, "--on", "ray", "--out", "ray"], **options)
     if on_ray.returncode != 0:
         probe = subprocess.run([sys.executable, "-c", CAN_RAY_START], **options)

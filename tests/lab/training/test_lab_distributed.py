@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
+from helpers.small_task import environment
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import read_records
 from steppe.lab.runner.local import Job, Place, train_jobs
@@ -40,8 +40,8 @@ from steppe.cli.app import app
 app(sys.argv[2:], standalone_mode=False)
 """
 SETTINGS = {
-    "model": "mlp-6", "method": "gam:period=2", "base": "adam", "precision": "float64", "batch": 64, "epochs": 3,
-    "share": 0.25,
+    "data": "helpers.small_task:data", "model": "mlp-6", "method": "gam:period=2", "base": "adam",
+    "precision": "float64", "batch": 64, "epochs": 2,
 }  # fmt: skip
 
 
@@ -52,9 +52,13 @@ def test_ranks_together_are_one_process(tmp_path):
     flags = {name: value for name, value in SETTINGS.items() if name != "method"}
     command = ["train", "--distributed", "ddp", "--method", "sam", "--out", str(tmp_path / "command"), "--no-curvature"]
     command += [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     said = subprocess.run(
-        [*torchrun, str(tmp_path), *command], env=env, capture_output=True, text=True, check=False, timeout=200
+        [*torchrun, str(tmp_path), *command],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
     )
     assert said.returncode == 0, said.stderr[-3000:]
     assert said.stdout.count("test accuracy") == 1, "only rank 0 speaks"

@@ -13,12 +13,14 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from helpers.small_task import environment
 from steppe.cli.app import app
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import read_records
 from steppe.lab.runner.local import Job, Place, train_jobs
 from steppe.lab.training.final_curvature import Measuring
 
+PATIENCE = 600  # seconds for a process to end, on a machine with any load
 # Kills itself at a moment that is named by what the process does, not by a clock. One process forks for each moment.
 KILLED = '''
 import os, signal, sys
@@ -61,9 +63,12 @@ MOMENTS = {
     "before the checkpoint is removed": lambda: on_call(train, "write_record", 1, write_and_die),
     "never": lambda: None,
 }
-settings = {"base": "sgd", "lr": 0.05, "momentum": 0.9, "batch": 64, "epochs": 4, "share": 0.25, "schedule": "cosine"}
-job = Job(Recipe(model="cnn-3", method="gam:period=2", auxiliary="previous", **settings))
-place = Place(Path(sys.argv[1]), measuring=Measuring(samples=64, points=0))
+settings = {"base": "sgd", "lr": 0.05, "momentum": 0.9, "batch": 64, "epochs": 4, "schedule": "cosine"}
+task = {"data": "helpers.small_task:data", "model": "cnn-3"}
+job = Job(Recipe(**task, method="gam:period=2", auxiliary="previous", **settings))
+measuring = Measuring(samples=16, probes=2, dimension=4, products=168, points=0)
+place = Place(Path(sys.argv[1]), measuring=measuring)
+train.Run(job.recipe)  # now what it imports and its data are in memory for all
 for moment, arrange in MOMENTS.items():
     child = os.fork()
     if child == 0:
@@ -86,53 +91,52 @@ def test_killed_at_every_moment(tmp_path):
     """With the method's own memory, batch normalisation's buffers, momentum and a schedule."""
     folder = tmp_path / "killed"
     command = [sys.executable, "-W", "error", "-c", KILLED, str(folder)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    killed = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    killed = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
     ends = [line.split(" : ")[1] for line in killed.stdout.splitlines()]
     assert ends == ["9"] * 7 + ["0"] and not killed.stderr, killed.stdout + killed.stderr
     (record,) = read_records(folder)
     recipe = Recipe.of(record["recipe"])
     assert [path.name for path in folder.iterdir() if path.is_file()] == [f"{recipe.key}.json"]
-    place = Place(tmp_path / "whole", measuring=Measuring(samples=64, points=0))
+    measuring = Measuring(samples=16, probes=2, dimension=4, products=168, points=0)
+    place = Place(tmp_path / "whole", measuring=measuring)
     (whole,) = train_jobs([Job(recipe)], place)
     assert without_time(record) == without_time(json.loads(json.dumps(whole)))
 
 
 def test_a_comparison_is_stopped_killed_and_finished(tmp_path, monkeypatch):
-    """Ctrl-C, then kill -9, then to the end, in two processes; against one process that was never stopped."""
-    command = ["compare", "sam", "--epochs", "12", "--seeds", "2", "--no-curvature", "--no-equal-cost", "--batch", "32"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    """Ctrl-C, then kill -9, each while two workers train, then to the end; against runs that were never stopped."""
+    task = ["--data", "helpers.small_task:data", "--model", "helpers.small_task:net", "--batch", "32", "--epochs", "5"]
+    command = ["compare", "sam", *task, "--seeds", "2", "--no-curvature", "--no-equal-cost"]
 
-    def started(jobs: int):
-        whole = [sys.executable, "-m", "steppe", *command, "--jobs", str(jobs)]
-        options = {"cwd": tmp_path, "env": env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        # Tests that run in the background of a shell are deaf to Ctrl-C, and so would be what they start.
+    def two_workers_that_train(name: str):
+        gate = tmp_path / name
+        gate.mkdir()
+        # Tests that run in the background of a shell ignore Ctrl-C, and so would what they start.
         hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        return subprocess.Popen(whole, start_new_session=True, preexec_fn=hears, **options)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "steppe", *command, "--jobs", "2"], cwd=tmp_path, start_new_session=True,
+            env=environment(STEPPE_TEST_GATE=str(gate)), preexec_fn=hears, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        while process.poll() is None and len(list(gate.iterdir())) < 2:
+            time.sleep(0.02)
+        assert process.poll() is None, process.communicate()[1]
+        return process
 
-    first = started(2)
-    wait_for(tmp_path / "runs", "*.ckpt", first)
+    first = two_workers_that_train("first")
+    assert list((tmp_path / "runs").glob("*.ckpt"))
     os.killpg(first.pid, signal.SIGINT)  # as a terminal does: to the workers too
-    _, said = first.communicate(timeout=60)
+    _, said = first.communicate(timeout=PATIENCE)
     assert first.returncode == 130 and "Traceback" not in said, said
     assert said.endswith("steppe: stopped; nothing is lost. Run the same command again to go on.\n")
-    second = started(2)
-    wait_for(tmp_path / "runs", "*.json", second)
+    second = two_workers_that_train("second")
     second.kill()
-    second.communicate(timeout=60)  # ends when the workers, who hold the pipes, have ended too
+    second.communicate(timeout=PATIENCE)  # ends when the workers, which hold the pipes, have ended too
     assert second.returncode == -signal.SIGKILL
-    third = started(1)
-    _, said = third.communicate(timeout=120)
-    assert third.returncode == 0, said
     monkeypatch.chdir(tmp_path)
-    whole = CliRunner().invoke(app, [*command, "--jobs", "1", "--out", "whole"], env={"COLUMNS": "80"})
-    assert whole.exit_code == 0
+    for out in ("runs", "whole"):
+        finished = CliRunner().invoke(app, [*command, "--jobs", "1", "--out", out], env={"COLUMNS": "80"})
+        assert finished.exit_code == 0, finished.output
     runs, others = ([without_time(r) for r in read_records(tmp_path / folder)] for folder in ("runs", "whole"))
     assert len(runs) == 4 and runs == others
     assert not list(Path(tmp_path / "runs").glob("*.ckpt"))
-
-
-def wait_for(folder: Path, pattern: str, process: subprocess.Popen) -> None:
-    """Until the process has written such a file."""
-    while process.poll() is None and not (folder.is_dir() and any(folder.glob(pattern))):
-        time.sleep(0.02)
