@@ -255,7 +255,7 @@ class SharpnessAware(Recordable, Optimizer):
                 space.live().add_(-1.0 * (lr * ctx.wishes["aside"]))
         self._memory.keep(space.params, ctx.remembered)
         checks.mark_used(space.params)
-        self._count(ctx.metrics)
+        self.count_step(ctx.metrics)
         return loss
 
     def _step_with_hooks(self, *args: Any, **kwargs: Any) -> Any:

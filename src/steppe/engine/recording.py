@@ -31,7 +31,7 @@ class Recordable(ABC):
     @abstractmethod
     def _space(self) -> Space: ...
 
-    def _count(self, metrics: dict[str, Any]) -> None:
+    def count_step(self, metrics: dict[str, Any]) -> None:
         """A step was taken, or recorded."""
         if self.under_way.recording:
             self.under_way.recorded_metrics = metrics
@@ -81,4 +81,4 @@ class Recordable(ABC):
             return
         if outcome.lr is not None:
             self._lr_set = self._groups.set_lr(outcome.lr)
-        self._count(metrics)
+        self.count_step(metrics)
