@@ -267,22 +267,22 @@ detsam = productsam
 def gam(p, w, m, state):
     gamma = state.setdefault("gamma", torch.zeros(m.T, dtype=w.dtype)) if m.gamma is None else m.gamma
     g0 = p.g(w)
-    d = [g0]
+    length = {"raw": None, "sized": g0.norm(), "unit": 1.0}["sized" if m.normalize else m.directions]
+    d = [g0 if length is None else length * n(g0)]
     for _ in range(1, m.T):
         d_t = (p.g(w + m.eps * d[-1]) - g0) / m.eps
-        d.append(d_t * g0.norm() / d_t.norm() if m.normalize else d_t)
+        d.append(d_t if length is None else length * n(d_t))
     at = w + sum(c * d_t for c, d_t in zip(gamma, d, strict=True))
     g = p.g(at)
     if m.gamma is not None or p.step % m.period:
         return g
-    # The discrepancy's derivative, by autograd through both gradients as functions of gamma.
+    # The discrepancy's derivative, by autograd through the gradients as functions of gamma.
     c = gamma.detach().clone().requires_grad_()
     both = []
     for batch in ("main", "auxiliary"):
         place = w + sum(c[t] * d[t].detach() for t in range(m.T))
         both.append(torch.autograd.grad(p.loss(place, batch), place, create_graph=True)[0])
-    delta = -both[0] @ both[1] if m.discrepancy == "dot" else ((both[0] - both[1]) ** 2).sum()
-    slope = torch.autograd.grad(delta, c)[0]
+    slope = torch.autograd.grad(discrepancy(m, both[0], both[1] if m.reference == "perturbed" else p.g(w, batch)), c)[0]
     if "optimizer" not in state:
         state["param"] = nn.Parameter(gamma.clone())
         state["optimizer"] = m.optimizer([state["param"]])
@@ -292,6 +292,13 @@ def gam(p, w, m, state):
     state["optimizer"].step()
     state["gamma"] = state["param"].detach().clone()
     return g
+
+
+def discrepancy(m, g, g_bar):
+    """GAM's Δ."""
+    if m.discrepancy == "squared":
+        return ((g - g_bar) ** 2).sum()
+    return -g @ g_bar if m.discrepancy == "dot" else -(g @ g_bar) / (g.norm() * g_bar.norm())
 
 
 def every(p, w, m, state):

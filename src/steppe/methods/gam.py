@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 
-from ..method import HERE, HVP, Context, Look, Looks, Memory, Method, Number
-from ..vector import TINY, Space, Vector
+from ..method import HERE, HVP, Context, Look, Looks, Memory, Method, Number, Seen
+from ..vector import TINY, Space, Vector, unit
 from .sam import SAM
 
 ADAM = partial(Adam, lr=1e-3)  # the γ-optimizer of the document
@@ -30,16 +30,29 @@ class GAM(Method):
         ŵ  = w + Σ_t γ_t dᵗ,   g = g_X(ŵ),   ḡ = g_X̄(ŵ)                     (2)
         γ ← step of the γ-optimizer on ∂Δ(g, ḡ)/∂γ;   d = g                 (3)
 
-    with the discrepancy Δ = −g·ḡ ("dot") or ‖g − ḡ‖² ("squared"), over the weights that looks may move.
-    dᵗ ≈ Hᵗ⁻¹g does not depend on γ, so whatever T is, two Hessian-vector products give the derivative:
+    with the discrepancy Δ = −g·ḡ ("dot"), ‖g − ḡ‖² ("squared") or −g·ḡ/‖g‖‖ḡ‖ ("cosine", which does not reward long
+    gradients), over the weights that looks may move. dᵗ ≈ Hᵗ⁻¹g does not depend on γ, so whatever T is, two
+    Hessian-vector products give the derivative, ∂Δ/∂γ_t = dᵗ·u:
 
-        u = H_X(ŵ) ḡ + H_X̄(ŵ) g              ∂Δ/∂γ_t = −dᵗ·u               ("dot")
-        u = 2 (H_X(ŵ) − H_X̄(ŵ)) (g − ḡ)      ∂Δ/∂γ_t = dᵗ·u                ("squared")
+        u = H_X(ŵ) ∂Δ/∂g + H_X̄(ŵ) ∂Δ/∂ḡ
+        "dot"      ∂Δ/∂g = −ḡ                               ∂Δ/∂ḡ = −g
+        "squared"  ∂Δ/∂g = 2 (g − ḡ)                        ∂Δ/∂ḡ = −2 (g − ḡ)
+        "cosine"   ∂Δ/∂g = −(ḡ/‖ḡ‖ − cos·g/‖g‖)/‖g‖         ∂Δ/∂ḡ = −(g/‖g‖ − cos·ḡ/‖ḡ‖)/‖ḡ‖
+
+    **What the paper says, and what it prints.** Theorem 2 (eq. 12) and the synthetic experiment (Appendix D) compare
+    the gradient at ŵ with the test loss's gradient at w itself; Algorithm 1, line 12, takes ḡ at ŵ too. The two are
+    different methods. ``reference="perturbed"``, the default, is what is printed: both gradients grow and become alike
+    uphill, so that γ grows for as long as training lasts. ``reference="weights"`` is what the theorem says,
+    ḡ = g_X̄(w): ḡ does not depend on γ, and u = H_X(ŵ) ∂Δ/∂g is one product. Then γ settles, and steps that update it
+    take T + 3 looks, not T + 4.
 
     Every `period`-th step updates γ; the others take T + 1 looks and no auxiliary batch. With
     ``lr_times_period=True`` the γ-optimizer's learning rate makes up for the updates left out; too much of it
     in 400 steps on a fifth of CIFAR-10, where CNN-5 fell from 49 % at period 1 to 19 % at 20 (n = 3).
-    ``gamma=(…)`` fixes the coefficients. ``normalize=True`` scales each dᵗ to ‖d¹‖: with large T, dᵗ grows like
+    ``gamma=(…)`` fixes the coefficients.
+
+    ``directions="sized"`` (or ``normalize=True``) scales each dᵗ to ‖d¹‖, ``"unit"`` each dᵗ, d¹ too, to length one:
+    then γ_t are distances, and T = 1 is SAM with a learned radius. With raw directions and large T, dᵗ grows like
     λ_max^{t−1} and training can diverge. Of our runs of the paper's table, T = 3 lost three of five on MNIST
     with CNN-3 and none with MLP-3; T = 2 lost none of 30, but on Fashion-MNIST CNN-14 began slowly and one of
     five ended at 79 % (the others at 92 to 93). With ``normalize=True`` none of three was lost on MNIST (96.5 to
@@ -49,17 +62,20 @@ class GAM(Method):
     it; `steppe.with_auxiliary` pairs a loader's batches with a fresh, fixed or previous one. Take it before the step,
     not in the closure: a Hessian-vector product is a difference of two calls, which must see the same batch.
 
-    Limits: T = 1 with γ₁ fixed is SAM without normalisation. No code by the authors is public.
+    Limits: T = 1 with γ₁ fixed is SAM without normalisation; with unit directions, SAM. No code by the authors is
+    public.
     """
 
     T: int = 2
     eps: Number = 1e-3
-    discrepancy: Literal["dot", "squared"] = "dot"
+    discrepancy: Literal["dot", "squared", "cosine"] = "dot"
     period: int = 1
     gamma: Sequence[float] | None = None
     optimizer: Callable[..., Optimizer] = ADAM
     lr_times_period: bool = False
     normalize: bool = False
+    reference: Literal["perturbed", "weights"] = "perturbed"
+    directions: Literal["raw", "sized", "unit"] = "raw"
 
     paper = "Generalization Aware Minimization"
     advice = (
@@ -73,8 +89,11 @@ class GAM(Method):
             raise ValueError(f"GAM: T must be a whole number, at least 1, not {self.T!r}")
         if isinstance(self.eps, (int, float)) and self.eps <= 0:
             raise ValueError(f"GAM: eps must be positive, not {self.eps}")
-        if self.discrepancy not in ("dot", "squared"):
-            raise ValueError(f'GAM: discrepancy must be "dot" or "squared", not {self.discrepancy!r}')
+        _require_one_of("discrepancy", self.discrepancy, "dot", "squared", "cosine")
+        _require_one_of("reference", self.reference, "perturbed", "weights")
+        _require_one_of("directions", self.directions, "raw", "sized", "unit")
+        if self.normalize and self.directions == "unit":
+            raise ValueError('GAM: normalize=True is directions="sized": give one of the two')
         if not isinstance(self.period, int) or self.period < 1:
             raise ValueError(f"GAM: period must be a whole number of steps, at least 1, not {self.period!r}")
         if self.gamma is not None and (not hasattr(self.gamma, "__len__") or not all(map(_is_fixed, self.gamma))):
@@ -84,13 +103,17 @@ class GAM(Method):
 
     @property
     def cost(self) -> float:
-        """T + 1 looks; when γ is updated, the auxiliary gradient and two Hessian-vector products more."""
-        return self.T + 1 + (3 / self.period if self.gamma is None else 0)
+        """T + 1 looks; when γ is updated, the auxiliary gradient and one or two Hessian-vector products more."""
+        more = 3 if self.reference == "perturbed" else 2
+        return self.T + 1 + (more / self.period if self.gamma is None else 0)
 
     @property
     def copies(self) -> int:
-        """The weights, the dᵗ, the offset and, while γ is updated, g, ḡ and u (and g − ḡ)."""
-        return self.T + (2 if self.gamma is not None else 5 if self.discrepancy == "dot" else 6)
+        """The weights, the dᵗ, the offset (of one dᵗ it is that one, scaled) and, while γ is updated, g, ḡ and u."""
+        held = self.T + (self.T > 1) + 1
+        if self.gamma is not None:
+            return held
+        return held + (3 if self.discrepancy == "dot" else 4) - (self.reference == "weights")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -100,7 +123,7 @@ class GAM(Method):
     def looks(self, ctx: Context) -> Looks:
         """Equations (1) to (3)."""
         here = yield HERE
-        d = [here.grad.perturbed()]
+        d = [self._first(here.grad.perturbed())]
         for _ in range(1, self.T):
             there = yield Look(self.eps * d[-1])
             d.append(self._sized((there.grad - here.grad).perturbed() / self.eps, d[0]))
@@ -108,27 +131,38 @@ class GAM(Method):
         gamma = ctx.memory["gamma"] if self.gamma is None else self.gamma
         at = Look(_sum(gamma, d))
         seen = yield at
-        g = seen.grad
-        if self.gamma is not None or ctx.step % self.period:
-            return g
-        other = Look(at.offset, batch="auxiliary")
+        if self.gamma is None and ctx.step % self.period == 0:
+            u = yield from self._pull(at, seen)
+            self._learn(ctx, torch.stack([d_t @ u for d_t in d]))
+        return seen.grad
+
+    def _first(self, g: Vector) -> Vector:
+        return unit(g) if self.directions == "unit" else g
+
+    def _sized(self, d_t: Vector, d_1: Vector) -> Vector:
+        if self.directions == "unit":
+            return unit(d_t)
+        return d_t * (d_1.norm() / (d_t.norm() + TINY)) if self.normalize or self.directions == "sized" else d_t
+
+    def _pull(self, at: Look, seen: Seen) -> Looks:
+        """u: what ∂Δ/∂γ_t is the product of dᵗ with."""
+        other = Look(at.offset if self.reference == "perturbed" else None, batch="auxiliary")
         seen_other = yield other
-        g_bar = seen_other.grad
-        v, v_bar = g.perturbed(), g_bar.perturbed()
-        if self.discrepancy == "dot":
-            u = -((yield HVP(v_bar, at, seen)) + (yield HVP(v, other, seen_other)))
-        else:
-            u = 2 * ((yield HVP(v - v_bar, at, seen)) - (yield HVP(v - v_bar, other, seen_other)))
-        slope = torch.stack([d_t @ u for d_t in d])
-        # The γ-optimizer makes its own state in its first step: SGD's dampening, for one, is not for that one.
+        g, g_bar = seen.grad.perturbed(), seen_other.grad.perturbed()
+        squared = self.discrepancy == "squared"
+        u = yield HVP(_toward(self.discrepancy, g, g_bar), at, seen)
+        if self.reference == "weights":  # ḡ does not depend on γ
+            return 2 * u if squared else -u
+        pair = (g, g_bar) if squared else (g_bar, g)
+        u_bar = yield HVP(_toward(self.discrepancy, *pair), other, seen_other)
+        return 2 * (u - u_bar) if squared else -(u + u_bar)
+
+    def _learn(self, ctx: Context, slope: Tensor) -> None:
+        """A step of the γ-optimizer. Its own first step makes its state: SGD's dampening, for one, is not for that."""
         names = [name for name in ctx.memory if name == "gamma" or (ctx.step and name.startswith("gamma."))]
         state = stepped(self._optimizer, {name: ctx.memory[name] for name in names}, slope)
         ctx.remember(**state)
         ctx.metrics.update(gamma=state["gamma"], slope=slope)
-        return g
-
-    def _sized(self, d_t: Vector, d_1: Vector) -> Vector:
-        return d_t * (d_1.norm() / (d_t.norm() + TINY)) if self.normalize else d_t
 
     def _optimizer(self, params: list[Tensor]) -> Optimizer:
         optimizer = self.optimizer(params)
@@ -164,17 +198,25 @@ class GAM(Method):
             cls(T=3, discrepancy="squared", period=2, lr_times_period=True),
             cls(normalize=True),
             cls(gamma=(0.1, 0.01)),
+            cls(discrepancy="cosine"),
+            cls(reference="weights", directions="sized"),
+            cls(T=1, reference="weights", discrepancy="cosine", directions="unit", period=2),
+            cls(T=3, reference="weights", discrepancy="squared", directions="unit"),
         ]
 
     @classmethod
     def reduces_to(cls) -> list[tuple[Method, Method]]:
-        return [(cls(T=1, gamma=(0.1,)), SAM(rho=0.1, normalize=False))]
+        return [
+            (cls(T=1, gamma=(0.1,)), SAM(rho=0.1, normalize=False)),
+            (cls(T=1, gamma=(0.1,), directions="unit"), SAM(rho=0.1)),
+            (cls(directions="sized"), cls(normalize=True)),
+        ]
 
 
 def transformation(gamma: Sequence[float] | Tensor, eigenvalues: Tensor) -> Tensor:
     """P(λ) = λ + Σ_t γ_t λ^{t+1}: how learned coefficients change a quadratic's eigenvalues.
 
-    Not those learned with ``normalize=True``, where what γ_t multiplies has another length in every step.
+    Only of raw directions: with the others, what γ_t multiplies has another length in every step.
 
     >>> transformation([0.5], torch.tensor([0.0, 1.0, 2.0]))
     tensor([0.0000, 1.5000, 4.0000])
@@ -209,6 +251,23 @@ def stepped(make: Callable[[list[Tensor]], Optimizer], state: dict[str, Any], gr
     optimizer.step()
     made = {f"gamma.{name}": v for name, v in optimizer.state[param].items() if isinstance(v, Tensor)}
     return {"gamma": param.detach(), **made}
+
+
+def _toward(discrepancy: str, g: Vector, g_bar: Vector) -> Vector:
+    """∂Δ/∂g, up to the factor −1 ("dot", "cosine") or 2 ("squared")."""
+    if discrepancy == "dot":
+        return g_bar
+    if discrepancy == "squared":
+        return g - g_bar
+    size, size_bar = g.norm() + TINY, g_bar.norm() + TINY
+    cos = (g @ g_bar) / (size * size_bar)
+    return (g_bar / size_bar - cos / size * g) / size
+
+
+def _require_one_of(name: str, value: object, *known: str) -> None:
+    if value not in known:
+        choices = " or ".join((", ".join(f'"{one}"' for one in known[:-1]), f'"{known[-1]}"'))
+        raise ValueError(f"GAM: {name} must be {choices}, not {value!r}")
 
 
 def _is_fixed(coefficient: object) -> bool:
