@@ -1,0 +1,138 @@
+"""Many small nets trained as one: their weights are the rows of one matrix.
+
+A steppe method is arithmetic on vectors, so the same method object drives a whole population if the vectors it is
+given are matrices and the numbers are columns: `Rows` is such a vector. Every member has its own seed, labels and
+(where a method's number is a tensor) hyperparameters; what the program is, is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steppe.difference import by_difference
+from steppe.method import Context, Look, Method, Seen
+from steppe.vector import Vector
+
+Losses = Callable[[Tensor, Any, bool], Tensor]  # weights (members x size), a batch, is it the step's first look
+
+
+class Rows(Vector):
+    """One vector a member: members x size. Numbers are 0-d, or one a member."""
+
+    __slots__ = ("matrix",)
+
+    def __init__(self, matrix: Tensor):
+        self.matrix = matrix
+
+    def __add__(self, other: Any) -> Rows:
+        return Rows(self.matrix + (other.matrix if isinstance(other, Rows) else _column(other)))
+
+    def __sub__(self, other: Any) -> Rows:
+        return Rows(self.matrix - (other.matrix if isinstance(other, Rows) else _column(other)))
+
+    def __mul__(self, other: Any) -> Rows:
+        return Rows(self.matrix * (other.matrix if isinstance(other, Rows) else _column(other)))
+
+    def __truediv__(self, other: Any) -> Rows:
+        return Rows(self.matrix / (other.matrix if isinstance(other, Rows) else _column(other)))
+
+    def __neg__(self) -> Rows:
+        return Rows(-self.matrix)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __matmul__(self, other: Vector) -> Tensor:
+        return torch.linalg.vecdot(self.matrix, other.matrix)
+
+    def norm(self) -> Tensor:
+        """One a member."""
+        return torch.linalg.vector_norm(self.matrix, dim=1)
+
+    def perturbed(self) -> Rows:
+        """All weights may be moved."""
+        return self
+
+    def settled(self) -> Rows:
+        """It always is."""
+        return self
+
+    def clone(self, room: Any = None) -> Rows:
+        """A copy."""
+        return Rows(self.matrix.clone())
+
+
+def _column(number: Any) -> Any:
+    return number[:, None] if isinstance(number, Tensor) and number.dim() else number
+
+
+class Population:
+    """Members that share a program: weights, the method's memory, the base optimizer's state."""
+
+    def __init__(self, weights: Tensor, method: Method, base: Base, losses: Losses, precision: str = "float32"):
+        self.weights, self.method, self.base, self.losses, self.precision = weights, method, base, losses, precision
+        zero = weights.new_zeros(len(weights))
+        room = SimpleNamespace(zero=lambda: zero.clone(), zeros=lambda: Rows(torch.zeros_like(weights)))
+        self.memory: dict[str, Any] = method.memory(room)  # type: ignore[arg-type]
+        self.steps = self.looks = 0
+        self.metrics: dict[str, Any] = {}
+
+    def step(self, batch: Any, auxiliary: Any = None) -> Tensor:
+        """One step of all members; returns their losses at w."""
+        w = Rows(self.weights)
+        ctx = Context(self.steps, self.base.lr, lambda: w, None, self.memory)  # type: ignore[arg-type]
+        asks = by_difference(self.method.looks(ctx), w.norm(), lambda: self.precision)
+        ask: Look = next(asks)
+        first = None
+        try:
+            while True:
+                seen = self._seen(ask, batch, auxiliary, first is None)
+                first = seen.loss if first is None else first
+                ctx.losses.append(seen.loss)
+                ask = asks.send(seen)
+        except StopIteration as end:
+            direction = end.value
+        self.weights = self.base.step(self.weights, direction.matrix)
+        self.memory = {**self.memory, **ctx.remembered}
+        self.metrics = ctx.metrics
+        self.steps += 1
+        return first
+
+    def _seen(self, ask: Look, batch: Any, auxiliary: Any, first: bool) -> Seen:
+        self.looks += 1
+        at = self.weights if ask.offset is None else self.weights + ask.offset.matrix
+        at = at.detach().requires_grad_()
+        with torch.enable_grad():
+            loss = self.losses(at, batch if ask.batch == "main" else auxiliary, first)
+            (grad,) = torch.autograd.grad(loss.sum(), at)
+        return Seen(Rows(grad), loss.detach())
+
+
+class Base:
+    """SGD with momentum, Adam or AdamW, as torch computes them, on a matrix."""
+
+    def __init__(self, name: str, lr: float, momentum: float = 0.9, decay: float = 0.0):
+        self.name, self.lr, self.momentum, self.decay = name, lr, momentum, decay
+        self.state: list[Tensor] = []
+        self.count = 0
+
+    def step(self, w: Tensor, d: Tensor) -> Tensor:
+        """The weights after a step."""
+        self.count += 1
+        if self.name == "sgd":
+            d = d + self.decay * w if self.decay else d
+            self.state = [d.clone() if not self.state else self.state[0].mul_(self.momentum).add_(d)]
+            return w - self.lr * self.state[0]
+        if not self.state:
+            self.state = [torch.zeros_like(w), torch.zeros_like(w)]
+        m, v = self.state
+        m.lerp_(d, 0.1)
+        v.mul_(0.999).addcmul_(d, d, value=0.001)
+        size = (v / (1 - 0.999**self.count)).sqrt_().add_(1e-8)
+        w = w * (1 - self.lr * self.decay) if self.decay else w
+        return w.addcdiv(m, size, value=-self.lr / (1 - 0.9**self.count))

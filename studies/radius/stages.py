@@ -1,0 +1,105 @@
+"""Which trainings a stage consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from regimes import REGIMES, Regime
+from train import Job
+
+RADII = tuple({"rho": rho} for rho in (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0))  # 0 is the base
+DIGITS = tuple(
+    tuple(REGIMES[f"digits-{label}-{base}"] for label in labels)
+    for base in ("sgd", "adam")
+    for labels in (("clean", "40", "60"), ("tenth",))
+)
+
+
+def _over(groups: tuple[tuple[Regime, ...], ...], seeds: range, candidates: list[tuple[Any, ...]]) -> list[Job]:
+    """Every candidate (method, settings, fixed, hold, draw) in every group of regimes, longest first."""
+    jobs = []
+    for regimes in sorted(groups, key=len, reverse=True):
+        for method, settings, fixed, hold, draw in candidates:
+            share = 4 if regimes[0].first == 143 else 1  # the tenth of digits holds out a quarter of that
+            some = hold if hold in (None, -1) else hold // share
+            jobs.append(Job(regimes, method, settings, tuple(seeds), fixed, some, draw and draw // share))
+    return jobs
+
+
+def _rates(*rates: float, **more: float) -> tuple[dict[str, float], ...]:
+    return tuple({"rate": rate, **more} for rate in rates)
+
+
+SLOPES: list[tuple[Any, ...]] = [
+    ("slope", _rates(0.02, start=0.0), {"form": form, "by": "adam"}, None, None)
+    for form in ("cos", "dot", "projection")
+] + [
+    ("slope", _rates(0.1, 0.3), {"form": "cos", "by": "size"}, None, None),
+    ("slope", _rates(0.1, 0.3), {"form": "dot", "by": "size"}, None, None),
+    ("slope", _rates(0.1, 0.3), {"form": "cos", "by": "sure"}, None, None),
+    ("slope", _rates(0.1, 0.3), {"form": "cos", "by": "size", "memory_of_g": 0.9}, None, None),
+    ("slope", _rates(0.1, 0.3), {"form": "cos", "by": "size"}, 128, 64),
+    ("slope", _rates(0.1, 0.3), {"form": "cos", "by": "size"}, -1, None),
+]
+PAIRS: list[tuple[Any, ...]] = [
+    ("pair", _rates(0.1, 0.3), {"form": form, "by": by}, None, None)
+    for form, by in (("cos", "size"), ("cos", "sure"), ("dot", "size"), ("projection", "size"), ("lookahead", "size"))
+]
+GAPS: list[tuple[Any, ...]] = [
+    ("gap", _rates(0.1, 0.3), {}, None, None),
+    ("gap", ({"rate": 0.1, "times": 0.5}, {"rate": 0.1, "times": 2.0}), {}, None, None),
+    ("gap", ({"rate": 0.1, "margin": 0.5}, {"rate": 0.1, "margin": 1.0}), {}, None, None),
+    ("gap", _rates(0.1, 0.3), {"by": "losses"}, None, None),
+    ("gap", _rates(0.1, 0.3), {}, 128, 64),
+    ("gap", _rates(0.1, 0.3), {}, 256, 64),
+    ("gap", ({"rate": 0.1, "times": 0.5}, {"rate": 0.1, "times": 1.0}, {"rate": 0.1, "times": 2.0}), {}, -1, None),
+]
+TRIALS: list[tuple[Any, ...]] = [
+    ("trial", _rates(0.1, 0.3), {"ratio": 4.0, "period": 10}, None, None),
+    ("trial", _rates(0.1, 0.3), {"ratio": 4.0, "period": 10, "by": "sure"}, None, None),
+    ("trial", _rates(0.1, 0.3), {"ratio": 4.0, "period": 20}, None, None),
+    ("trial", _rates(0.1, 0.3), {"ratio": 2.0, "period": 10}, None, None),
+    ("trial", _rates(0.1, 0.3), {"ratio": 4.0, "period": 10}, -1, None),
+]
+SAMS: list[tuple[Any, ...]] = [("sam", RADII, {}, None, None)]
+
+
+def _toy() -> list[Job]:
+    groups = tuple(tuple(replace(r, marks=(1, 2)) for r in group) for group in DIGITS)
+    return _over(groups, range(2), SAMS + SLOPES + PAIRS + GAPS + TRIALS)
+
+
+STAGES: dict[str, Callable[[], list[Job]]] = {
+    "toy": _toy,
+    "digits": lambda: _over(DIGITS, range(12), SAMS + GAPS + TRIALS + SLOPES + PAIRS),
+    "mnist": lambda: _over(
+        ((REGIMES["mnist-40"], REGIMES["mnist-clean"]),),
+        range(4),
+        [
+            *SAMS,
+            GAPS[0],
+            ("gap", _rates(0.1, 0.3), {}, 500, 100),
+            TRIALS[0],
+            ("trial", _rates(0.1, 0.3), {"ratio": 4.0, "period": 10}, 500, 100),
+            SLOPES[0],
+            SLOPES[1],
+            SLOPES[3],
+            ("slope", _rates(0.1, 0.3), {"form": "cos", "by": "size"}, 500, 100),
+            PAIRS[0],
+            PAIRS[4],
+            (
+                "gap",
+                ({"rate": 0.1, "times": 0.5}, {"rate": 0.1, "times": 1.0}, {"rate": 0.1, "times": 2.0}),
+                {},
+                -1,
+                500,
+            ),
+            ("slope", _rates(0.1, 0.3), {"form": "cos", "by": "size"}, -1, 500),
+        ],
+    ),
+    "mnist-toy": lambda: [
+        replace(job, regimes=(replace(REGIMES["mnist-40"], marks=(1,), first=400),)) for job in STAGES["mnist"]()[:2]
+    ],
+}
