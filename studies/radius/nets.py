@@ -96,12 +96,41 @@ def _convolved(x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
 
 def _normed(x: Tensor, weight: Tensor, bias: Tensor, running: Tensor | None, update: bool) -> Tensor:
     flat = x.reshape(len(x), -1, x.shape[-1])
-    if running is None or update:
-        var, mean = torch.var_mean(flat, 1, correction=0)
-        if update and running is not None:
-            count = flat.shape[1]
-            running.lerp_(torch.stack([mean, var * (count / (count - 1))]).detach(), 0.1)
-    else:
+    if running is not None and not update:
         mean, var = running
-    scale = weight * (var + 1e-5).rsqrt()
-    return torch.addcmul((bias - mean * scale)[:, None], flat, scale[:, None]).view(x.shape)
+        scale = weight * (var + 1e-5).rsqrt()
+        return torch.addcmul((bias - mean * scale)[:, None], flat, scale[:, None]).view(x.shape)
+    out, mean, var = Normed.apply(flat, weight, bias)
+    if running is not None:
+        count = flat.shape[1]
+        running.lerp_(torch.stack([mean, var * (count / (count - 1))]), 0.1)
+    return out.view(x.shape)
+
+
+class Normed(torch.autograd.Function):
+    """Batch norm over the middle axis of M x N x C, with few passes over memory: sums are matrix products with ones."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The normed input, and the batch's mean and variance."""
+        ones = x.new_full((1, 1, 1), 1 / x.shape[1]).expand(len(x), 1, x.shape[1])
+        mean = torch.bmm(ones, x)
+        centred = x - mean
+        var = torch.bmm(ones, centred * centred)
+        inverse = (var + 1e-5).rsqrt()
+        ctx.save_for_backward(centred, weight, inverse)
+        ctx.mark_non_differentiable(mean, var)
+        out = torch.addcmul(bias[:, None], centred, weight[:, None] * inverse)
+        return out, mean.squeeze(1), var.squeeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        """Of input, weight and bias."""
+        centred, weight, inverse = ctx.saved_tensors
+        count = grad.shape[1]
+        ones = grad.new_ones((1, 1, 1)).expand(len(grad), 1, count)
+        of_bias = torch.bmm(ones, grad)
+        of_weight = torch.bmm(ones, grad * centred) * inverse
+        scale = weight[:, None] * inverse
+        back = torch.addcmul(of_bias / -count, centred, of_weight * inverse / -count).add_(grad).mul_(scale)
+        return back, of_weight.squeeze(1), of_bias.squeeze(1)

@@ -9,6 +9,7 @@ from typing import Any
 from regimes import REGIMES, Regime
 from train import Job
 
+CIFAR = (REGIMES["cifar-clean"], REGIMES["cifar-40"])
 RADII = tuple({"rho": rho} for rho in (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0))  # 0 is the base
 DIGITS = tuple(
     tuple(REGIMES[f"digits-{label}-{base}"] for label in labels)
@@ -21,10 +22,10 @@ def _over(groups: tuple[tuple[Regime, ...], ...], seeds: range, candidates: list
     """Every candidate (method, settings, fixed, hold, draw) in every group of regimes, longest first."""
     jobs = []
     for regimes in sorted(groups, key=len, reverse=True):
-        for method, settings, fixed, hold, draw in candidates:
+        for method, settings, fixed, hold, draw, *scheme in candidates:
             share = 4 if regimes[0].first == 143 else 1  # the tenth of digits holds out a quarter of that
             some = hold if hold in (None, -1) else hold // share
-            jobs.append(Job(regimes, method, settings, tuple(seeds), fixed, some, draw and draw // share))
+            jobs.append(Job(regimes, method, settings, tuple(seeds), fixed, some, draw and draw // share, *scheme))
     return jobs
 
 
@@ -66,9 +67,30 @@ TRIALS: list[tuple[Any, ...]] = [
 SAMS: list[tuple[Any, ...]] = [("sam", RADII, {}, None, None)]
 
 
+SMALL = {"start": 1e-3}  # a radius that starts where it changes nothing
+_TIMES = tuple({"rate": 0.2, "times": times, **SMALL} for times in (1.0, 2.0, 4.0))
+ZERO_PRICE: list[tuple[Any, ...]] = [
+    ("gap", _TIMES, {}, 128, 64, "rotate-1"),
+    ("gap", _TIMES, {}, 128, 64, "rotate-4"),
+    ("gap", _TIMES[:2], {}, 128, 64, "double"),
+    ("gap", tuple({"rate": 0.2, "times": -t, **SMALL} for t in (1.0, 2.0, 4.0, 8.0)), {}, 64, None, "previous"),
+]
+SECOND: list[tuple[Any, ...]] = [
+    *ZERO_PRICE,
+    ("gap", _rates(0.1, 0.2, 0.4, **SMALL), {}, None, None),
+    ("gap", _rates(0.2, 0.4, **SMALL), {}, -1, None),
+    ("gap", _rates(0.2, **SMALL), {}, 256, 64, "shrink"),
+    ("gap", _rates(0.2, **SMALL), {}, 512, 64, "shrink"),
+    ("gap", _rates(0.2, margin=0.5, **SMALL), {}, 256, 64, "shrink"),
+    ("slope", _rates(0.02, start=0.0), {"form": "cos", "by": "adam"}, 256, 64, "shrink"),
+    ("slope", _rates(0.02, start=0.0), {"form": "cos", "by": "adam"}, 128, 64, "rotate-4"),
+    ("slope", _rates(0.02, 0.01, start=0.0), {"form": "cos", "by": "adam"}, -1, None),
+]
+
+
 def _toy() -> list[Job]:
     groups = tuple(tuple(replace(r, marks=(1, 2)) for r in group) for group in DIGITS)
-    return _over(groups, range(2), SAMS + SLOPES + PAIRS + GAPS + TRIALS)
+    return _over(groups, range(2), SAMS + SLOPES[:1] + SECOND)
 
 
 STAGES: dict[str, Callable[[], list[Job]]] = {
@@ -99,6 +121,33 @@ STAGES: dict[str, Callable[[], list[Job]]] = {
             ("slope", _rates(0.1, 0.3), {"form": "cos", "by": "size"}, -1, 500),
         ],
     ),
+    "digits2": lambda: _over(DIGITS, range(12), SECOND),
+    "mnist2": lambda: _over(
+        ((REGIMES["mnist-40"], REGIMES["mnist-clean"]),),
+        range(4),
+        [
+            ("gap", _TIMES, {}, 500, 100, "rotate-4"),
+            ZERO_PRICE[3],
+            ("gap", _rates(0.2, **SMALL), {}, 500, 100),
+            ("gap", _rates(0.2, **SMALL), {}, 1000, 100, "shrink"),
+            ("slope", _rates(0.02, start=0.0), {"form": "cos", "by": "adam"}, 1000, 100, "shrink"),
+        ],
+    ),
+    "cifar": lambda: _over((CIFAR,), range(100, 104), SAMS),
+    "cifar-own": lambda: _over(
+        (CIFAR,),
+        range(100, 104),
+        [
+            ("gap", _rates(0.2, **SMALL), {}, 500, 100),
+            ("slope", _rates(0.02, start=0.0), {"form": "cos", "by": "adam"}, 500, 100),
+        ],
+    ),
+    "cifar-toy": lambda: [
+        replace(
+            job, regimes=tuple(replace(r, marks=(1,), first=1000) for r in CIFAR), seeds=(0,), settings=job.settings[:1]
+        )
+        for job in STAGES["cifar-own"]()
+    ],
     "mnist-toy": lambda: [
         replace(job, regimes=(replace(REGIMES["mnist-40"], marks=(1,), first=400),)) for job in STAGES["mnist"]()[:2]
     ],

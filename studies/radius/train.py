@@ -34,6 +34,7 @@ class Job:
     fixed: dict[str, Any] = field(default_factory=dict)
     hold: int | None = None  # held-out examples; None: the regime's; −1: the test set itself, to see what is possible
     draw: int | None = None  # how many of them make a batch; None: all
+    scheme: str = "fixed"  # which are held out in a pass: see `held_in`
 
     def text(self, setting: dict[str, float]) -> str:
         """The candidate in a line."""
@@ -41,6 +42,7 @@ class Job:
         words += [f"{name}={value}" for name, value in self.fixed.items()]
         if self.method != "sam":
             words += [f"hold={self.hold or self.regimes[0].hold}"] + ([f"draw={self.draw}"] if self.draw else [])
+            words += [f"scheme={self.scheme}"] if self.scheme != "fixed" else []
         return " ".join([self.method, *words])
 
 
@@ -50,14 +52,13 @@ class Members:
 
     seeds: list[int]
     labels: Tensor  # members x examples, those of the test set last
-    trained_on: Tensor  # members x examples: rows
-    held_out: Tensor  # members x K: rows, perhaps none
+    order: Tensor  # members x training examples: rows, by seed; the first are held out first
+    held_out: Tensor  # members x test examples: rows
 
 
 def members_of(job: Job, data: Examples, device: str) -> Members:
     """Regime-major, then setting, then seed."""
     count = len(data.targets)
-    hold = 0 if job.method == "sam" else (job.hold or job.regimes[0].hold)
     seeds = [seed for _ in job.regimes for _ in job.settings for seed in job.seeds]
     by_regime = {
         (regime.name, seed): torch.cat(
@@ -75,25 +76,54 @@ def members_of(job: Job, data: Examples, device: str) -> Members:
         for seed in job.seeds
     }
     order = torch.stack([rows[seed] for seed in seeds])
-    if hold < 0:
-        test = torch.arange(count, count + len(data.test_targets), device=device)
-        return Members(seeds, torch.stack(labels), order, test.expand(len(seeds), -1))
-    return Members(seeds, torch.stack(labels), order[:, hold:], order[:, :hold])
+    test = torch.arange(count, count + len(data.test_targets), device=device)
+    return Members(seeds, torch.stack(labels), order, test.expand(len(seeds), -1))
 
 
-def batches(members: Members, size: int, steps: int, device: str) -> Iterator[Tensor]:
-    """Rows, members x batch; each member goes through its examples in its seed's order, a new one every pass."""
+def held_in(scheme: str, order: Tensor, hold: int, epoch: int) -> tuple[Tensor, Tensor]:
+    """The rows that are held out in a pass (from 0), and those that are trained on.
+
+    "fixed": the first `hold`, always. "shrink": they are released little by little and never taken back, 1/(pass + 1)
+    of them stay, at least a tenth. "rotate-W": others every W passes, so that all are trained on. "double": others in
+    passes 1, 2, 4, 8 … "previous": none; the auxiliary batch is the one that was trained on in the step before.
+    """
+    if scheme == "previous":
+        return order[:, :0], order
+    if scheme == "shrink":
+        hold = max(round(hold / (epoch + 1)), hold // 10, 4)
+    turn = 0
+    if scheme.startswith("rotate"):
+        turn = epoch // int(scheme.split("-")[1])
+    elif scheme == "double":
+        turn = (epoch + 1).bit_length() - 1
+    order = order.roll(-turn * hold, 1)
+    return order[:, :hold], order[:, hold:]
+
+
+def batches(job: Job, members: Members, hold: int, steps: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows, members x batch, and held-out rows; members go through their examples in their seed's order, by passes."""
+    size = job.regimes[0].batch
     distinct = sorted(set(members.seeds))
     where = torch.tensor([distinct.index(seed) for seed in members.seeds], device=device)
-    count, done, epoch = members.trained_on.shape[1], 0, 0
+    done, epoch = 0, 0
+    generator = torch.Generator(device).manual_seed(0)
+    previous = None
     while True:
+        if hold < 0:
+            held, trained_on = members.held_out, members.order
+        else:
+            held, trained_on = held_in(job.scheme, members.order, hold, epoch)
+        count = trained_on.shape[1]
         keys = [
             torch.rand(count, generator=torch.Generator(device).manual_seed(10_000 * seed + epoch), device=device)
             for seed in distinct
         ]
         order = torch.stack(keys).argsort(1)[where]
         for start in range(0, count - size + 1, size):
-            yield members.trained_on.gather(1, order[:, start : start + size])
+            rows = trained_on.gather(1, order[:, start : start + size])
+            other = (rows if previous is None else previous) if job.scheme == "previous" else held
+            yield rows, _drawn(other, job.draw, generator)
+            previous = rows
             done += 1
             if done == steps:
                 return
@@ -124,18 +154,18 @@ def train(job: Job, root: Path | None, device: str, precision: str = "float32") 
     points = {round(steps * (i + 1) / POINTS) for i in range(POINTS)}
     curves: dict[str, list[Tensor]] = {"rho": [], "train_loss": [], "held_loss": [], "rise": []}
     ended: dict[int, tuple[Tensor, Tensor]] = {}
-    generator = torch.Generator(device).manual_seed(0)
+    hold = 0 if job.method == "sam" else (job.hold or first.hold)
     since, taken = torch.zeros(len(weights), device=device), 0
-    for step, rows in enumerate(batches(members, first.batch, steps, device), 1):
-        since += population.step(rows, _held(members.held_out, job.draw, generator))
+    for step, (rows, held) in enumerate(batches(job, members, hold, steps, device), 1):
+        since += population.step(rows, held)
         taken += 1
         if step in points:
             curves["train_loss"].append(since / taken)
             since, taken = torch.zeros_like(since), 0
-            for name in ("rho", "held_loss", "rise"):
-                source = population.memory if name == "rho" else population.metrics
-                if name in source:
-                    curves[name].append(source[name].clone())
+            for name, kept in (("rho", "rho"), ("held_loss", "mean.held"), ("rise", "mean.rise")):
+                if kept in population.memory:
+                    weight = population.memory["weight"] if name != "rho" else 1
+                    curves[name].append(population.memory[kept] / weight)
         if step in marks:
             ended[marks[step]] = evaluate(net, population.weights, statistics, data)
     if device == "cuda":
@@ -144,7 +174,7 @@ def train(job: Job, root: Path | None, device: str, precision: str = "float32") 
     return list(_records(job, curves, ended, population.looks / steps, seconds))
 
 
-def _held(rows: Tensor, draw: int | None, generator: torch.Generator) -> Tensor:
+def _drawn(rows: Tensor, draw: int | None, generator: torch.Generator) -> Tensor:
     if draw is None or rows.shape[1] <= draw:
         return rows
     return rows[:, torch.randperm(rows.shape[1], generator=generator, device=rows.device)[:draw]]
