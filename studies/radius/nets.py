@@ -103,7 +103,7 @@ def _normed(x: Tensor, weight: Tensor, bias: Tensor, running: Tensor | None, upd
     out, mean, var = Normed.apply(flat, weight, bias)
     if running is not None:
         count = flat.shape[1]
-        running.lerp_(torch.stack([mean, var * (count / (count - 1))]), 0.1)
+        running.lerp_(torch.stack([mean, var * (count / (count - 1))]).detach(), 0.1)
     return out.view(x.shape)
 
 

@@ -88,9 +88,23 @@ SECOND: list[tuple[Any, ...]] = [
 ]
 
 
+_COS = {"form": "cos", "by": "adam"}
+_MARGINS = tuple({"rate": 0.2, "margin": margin, **SMALL} for margin in (0.0, 0.5))
+THIRD: list[tuple[Any, ...]] = [
+    ("slope", _rates(0.01, 0.02, start=0.0), _COS, 128, 64, "double"),
+    ("slope", _rates(0.01, 0.02, start=0.0), _COS, 128, 64, "log-3"),
+    ("gap", _MARGINS, {}, 128, 64, "log-3"),
+    ("gap", _MARGINS, {"decay": 0.97}, 128, 64, "log-3"),
+    ("gap", _MARGINS, {}, 128, 64, "double"),
+    ("slope", _rates(0.01, 0.02, start=0.0), _COS, 64, None, "log-3"),
+    ("gap", _MARGINS, {"decay": 0.97}, 64, None, "log-3"),
+    ("slope", _rates(0.01, start=0.0), _COS, 64, None),
+]
+
+
 def _toy() -> list[Job]:
     groups = tuple(tuple(replace(r, marks=(1, 2)) for r in group) for group in DIGITS)
-    return _over(groups, range(2), SAMS + SLOPES[:1] + SECOND)
+    return _over(groups, range(2), SAMS + THIRD)
 
 
 STAGES: dict[str, Callable[[], list[Job]]] = {
@@ -133,13 +147,14 @@ STAGES: dict[str, Callable[[], list[Job]]] = {
             ("slope", _rates(0.02, start=0.0), {"form": "cos", "by": "adam"}, 1000, 100, "shrink"),
         ],
     ),
-    "cifar": lambda: _over((CIFAR,), range(100, 104), SAMS),
+    "digits3": lambda: _over(DIGITS, range(12), THIRD),
+    "cifar": lambda: _over((CIFAR,), range(100, 104), [("sam", RADII[:1] + RADII[2:], {}, None, None)]),
     "cifar-own": lambda: _over(
         (CIFAR,),
         range(100, 104),
         [
-            ("gap", _rates(0.2, **SMALL), {}, 500, 100),
-            ("slope", _rates(0.02, start=0.0), {"form": "cos", "by": "adam"}, 500, 100),
+            ("gap", _TIMES[:2], {}, 500, 100),
+            ("slope", _rates(0.01, start=0.0), _COS, 500, 100),
         ],
     ),
     "cifar-toy": lambda: [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -85,7 +86,7 @@ def held_in(scheme: str, order: Tensor, hold: int, epoch: int) -> tuple[Tensor, 
 
     "fixed": the first `hold`, always. "shrink": they are released little by little and never taken back, 1/(pass + 1)
     of them stay, at least a tenth. "rotate-W": others every W passes, so that all are trained on. "double": others in
-    passes 1, 2, 4, 8 … "previous": none; the auxiliary batch is the one that was trained on in the step before.
+    passes 1, 2, 4, 8 … "log-W": others W times as often as that. "previous": none; the auxiliary batch is the one that was trained on in the step before.
     """
     if scheme == "previous":
         return order[:, :0], order
@@ -96,6 +97,8 @@ def held_in(scheme: str, order: Tensor, hold: int, epoch: int) -> tuple[Tensor, 
         turn = epoch // int(scheme.split("-")[1])
     elif scheme == "double":
         turn = (epoch + 1).bit_length() - 1
+    elif scheme.startswith("log"):
+        turn = int(int(scheme.split("-")[1]) * math.log2(epoch + 1))
     order = order.roll(-turn * hold, 1)
     return order[:, :hold], order[:, hold:]
 
