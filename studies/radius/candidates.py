@@ -188,24 +188,30 @@ class GapRadius(_Own):
     by: str = "ratio"
     times: Number = 1.0
     margin: Number = 0.0  # standard deviations of a batch's loss that the gap must exceed
+    gate: bool = False  # whether ρ grows only where the slope of the cosine, on average, agrees
+    gate_decay: float = 0.97
 
     @property
     def cost(self) -> float:
-        return 2 + 1 / self.period
+        return 2 + (2 if self.gate else 1) / self.period
 
     def memory(self, space: Space) -> Memory:
         names = ("loss", "square", "rise", "count", "mean.loss", "mean.rise", "mean.held", "mean.spread", "weight")
-        return {"rho": space.zero() + self.start, **{name: space.zero() for name in names}}
+        own = {"rho": space.zero() + self.start, **{name: space.zero() for name in names}}
+        return {**own, **_Mean.memory("signal", space)} if self.gate else own
 
     def looks(self, ctx: Context) -> Looks:
         here = yield HERE
-        there = yield Look(ctx.memory["rho"] * ascent(here.grad))
+        up = ascent(here.grad)
+        at = Look(ctx.memory["rho"] * up)
+        there = yield at
         loss, rise = ctx.memory["loss"] + here.loss, ctx.memory["rise"] + (there.loss - here.loss)
         count, square = ctx.memory["count"] + 1, ctx.memory["square"] + here.loss * here.loss
         if ctx.step % self.period:
             ctx.remember(loss=loss, rise=rise, count=count, square=square)
             return there.grad
-        held = (yield Look(batch="auxiliary")).loss
+        seen = yield Look(batch="auxiliary")
+        held = seen.loss
         spread = (square / count - (loss / count) ** 2).clamp(min=0).sqrt()
         new = {"mean.loss": loss / count, "mean.rise": rise / count, "mean.held": held, "mean.spread": spread}
         kept = {name: self.decay * ctx.memory[name] + (1 - self.decay) * value for name, value in new.items()}
@@ -213,7 +219,12 @@ class GapRadius(_Own):
         zero = torch.zeros_like(loss)
         ctx.remember(loss=zero, square=zero, rise=zero, count=zero, weight=weight, **kept)
         loss, rise, held, spread = (kept[name] / weight for name in new)
-        self.moved(ctx, self.rate * self._log_ratio(loss, rise, held - self.margin * spread).clamp(-1.0, 1.0))
+        move = self._log_ratio(loss, rise, held - self.margin * spread).clamp(-1.0, 1.0)
+        if self.gate:
+            product = yield HVP(agreement_slope("cos", there.grad.perturbed(), seen.grad.perturbed()), at, there)
+            slope = _Mean("signal", ctx, up @ product, self.gate_decay)
+            move = torch.where(slope.mean > 0, move, torch.minimum(move, slope.over_size()))
+        self.moved(ctx, self.rate * move)
         ctx.metrics.update(held_loss=held, loss=loss, rise=rise)
         return there.grad
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from candidates import GapRadius, PairRadius, SlopeRadius, TrialRadius
 from nets import Net
-from population import Base, Population
+from population import Base, Population, Replayed
 
 import steppe
 from steppe.lab.models import build
@@ -23,6 +23,7 @@ CANDIDATES = [
     PairRadius(by="sure"),
     PairRadius(form="lookahead"),
     GapRadius(),
+    GapRadius(gate=True),
     TrialRadius(),
 ]
 
@@ -58,6 +59,34 @@ def compare(model: str, shape: tuple[int, ...], method: steppe.Method, base: str
     return f"{worst:.1e} ({how})"
 
 
+def replayed_alike(method: steppe.Method, steps: int = 60) -> str:
+    """Difference of weights after steps as they are and replayed ones, over their change."""
+    torch.manual_seed(0)
+    single = build("cnn-3", (1, 12, 12), 10)
+    net = Net(single)
+    rows = torch.cat([p.detach().flatten() for p in single.parameters()]).cuda().repeat(2, 1)
+    x, y = torch.randn(400, 12, 12, 1, device="cuda"), torch.randint(10, (400,), device="cuda")
+    ends = []
+    for replayed in (False, True):
+        statistics = net.fresh_statistics(rows)
+
+        def losses(w, batch, first, statistics=statistics):
+            logits = net(w, x[batch], statistics if first else None, update=first)
+            return F.cross_entropy(logits.flatten(0, 1), y[batch].flatten(), reduction="none").view(2, -1).mean(1)
+
+        population = Population(rows.clone(), method, Base("adam", 1e-3), losses)
+        stepper = Replayed(population) if replayed else population
+        drawn = torch.Generator("cuda").manual_seed(0)
+        for _ in range(steps):
+            batch = torch.randint(300, (2, 16), device="cuda", generator=drawn)
+            stepper.step(batch, torch.arange(300, 400, device="cuda").expand(2, -1))
+        ends.append((population.weights.clone(), population.memory.get("rho"), population.steps, population.looks))
+    (w, rho, *counts), (other, other_rho, *other_counts) = ends
+    gap = float((w - other).norm() / (w - rows).norm())
+    radii = "" if rho is None else f" radii {rho.tolist()} {other_rho.tolist()}"
+    return f"{gap:.1e}{radii} {counts} {other_counts}"
+
+
 def _laid_out(x: torch.Tensor, model: str) -> torch.Tensor:
     return x.flatten(2) if "mlp" in model else x.permute(0, 1, 3, 4, 2)
 
@@ -69,3 +98,6 @@ if __name__ == "__main__":
         for candidate in CANDIDATES:
             for base_name in ("sgd", "adam"):
                 print(model_name, base_name, candidate, compare(model_name, size, candidate, base_name, place))
+    if place == "cuda":
+        for candidate in CANDIDATES:
+            print("replayed", candidate, replayed_alike(candidate))

@@ -102,9 +102,23 @@ THIRD: list[tuple[Any, ...]] = [
 ]
 
 
+FROZEN: list[tuple[Any, ...]] = []
+GATE = {"gate": True}
+FOURTH: list[tuple[Any, ...]] = [
+    ("gap", _TIMES, GATE, 128, 64, "double"),
+    ("gap", _TIMES, {}, 128, 64, "double"),
+    ("gap", _TIMES, GATE, -1, None),
+    ("gap", _TIMES, GATE, 64, None),
+    ("gap", _TIMES, GATE, 64, None, "double"),
+    ("gap", tuple({**t, "margin": 0.5} for t in _TIMES), {}, 128, 64, "double"),
+    ("slope", _rates(0.02, 0.04, start=0.0), _COS, 128, 64, "double"),
+    ("slope", _rates(0.02, 0.04, start=0.0), _COS, 64, None, "double"),
+]
+
+
 def _toy() -> list[Job]:
     groups = tuple(tuple(replace(r, marks=(1, 2)) for r in group) for group in DIGITS)
-    return _over(groups, range(2), SAMS + THIRD)
+    return _over(groups, range(2), SAMS + FOURTH)
 
 
 STAGES: dict[str, Callable[[], list[Job]]] = {
@@ -147,6 +161,8 @@ STAGES: dict[str, Callable[[], list[Job]]] = {
             ("slope", _rates(0.02, start=0.0), {"form": "cos", "by": "adam"}, 1000, 100, "shrink"),
         ],
     ),
+    "digits-table": lambda: _over(DIGITS, range(100, 112), SAMS + FROZEN),
+    "digits-table-sam": lambda: _over(DIGITS, range(100, 112), SAMS),
     "digits3": lambda: _over(DIGITS, range(12), THIRD),
     "cifar": lambda: _over((CIFAR,), range(100, 104), [("sam", RADII[:1] + RADII[2:], {}, None, None)]),
     "cifar-own": lambda: _over(
@@ -156,6 +172,12 @@ STAGES: dict[str, Callable[[], list[Job]]] = {
             ("gap", _TIMES[:2], {}, 500, 100),
             ("slope", _rates(0.01, start=0.0), _COS, 500, 100),
         ],
+    ),
+    "digits4": lambda: _over(DIGITS, range(12), FOURTH),
+    "cifar4": lambda: _over(
+        (CIFAR,),
+        range(100, 104),
+        [("gap", _TIMES[1:2], GATE, 500, 100, "double"), ("gap", _TIMES[1:2], {}, 500, 100, "double")],
     ),
     "cifar-toy": lambda: [
         replace(

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from candidates import GapRadius, PairRadius, SlopeRadius, TrialRadius
 from nets import Net
-from population import Base, Population
+from population import Base, Population, Replayed
 from regimes import Examples, Regime, examples, initial_weights, noisy
 from torch import Tensor
 
@@ -86,7 +86,8 @@ def held_in(scheme: str, order: Tensor, hold: int, epoch: int) -> tuple[Tensor, 
 
     "fixed": the first `hold`, always. "shrink": they are released little by little and never taken back, 1/(pass + 1)
     of them stay, at least a tenth. "rotate-W": others every W passes, so that all are trained on. "double": others in
-    passes 1, 2, 4, 8 … "log-W": others W times as often as that. "previous": none; the auxiliary batch is the one that was trained on in the step before.
+    passes 1, 2, 4, 8 … "log-W": others W times as often as that. "previous": none; the auxiliary batch is the one
+    that was trained on in the step before.
     """
     if scheme == "previous":
         return order[:, :0], order
@@ -151,6 +152,7 @@ def train(job: Job, root: Path | None, device: str, precision: str = "float32") 
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape).mean(1)
 
     population = Population(weights, _method(job, len(members.seeds), device), _base(first), losses, precision)
+    stepper = Replayed(population) if device == "cuda" else population
     epoch = len(data.targets) // first.batch
     steps = epoch * first.marks[-1]
     marks = {epoch * mark: mark for mark in first.marks}
@@ -160,7 +162,7 @@ def train(job: Job, root: Path | None, device: str, precision: str = "float32") 
     hold = 0 if job.method == "sam" else (job.hold or first.hold)
     since, taken = torch.zeros(len(weights), device=device), 0
     for step, (rows, held) in enumerate(batches(job, members, hold, steps, device), 1):
-        since += population.step(rows, held)
+        since += stepper.step(rows, held)
         taken += 1
         if step in points:
             curves["train_loss"].append(since / taken)
