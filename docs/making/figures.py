@@ -50,7 +50,8 @@ def themed(figure: Figure, name: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r' id="(figure|axes|patch|line2d|text|matplotlib|xtick|ytick|legend|Poly)[^"]*"', "", svg)
     svg = re.sub(r"#([0-9a-f]{2})\1\1\b", _grey, svg)
-    svg = re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r'<svg class="figure" fill="currentColor" \1', svg)
+    start = f'<svg class="figure" fill="currentColor" style="max-width: {96 * figure.get_figwidth():.0f}px" '
+    svg = re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', lambda found: start + found[1], svg)
     return re.sub(r"\s*\n\s*", "\n", svg)
 
 

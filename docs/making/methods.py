@@ -117,8 +117,8 @@ def api() -> str:
 def looks() -> str:
     """A chart of the gradient evaluations a step of every method."""
     charts = script("charts")
-    costs = {cls.__name__: float(with_defaults(cls).cost) for cls in own_methods()}
-    costs.pop("Every")  # it depends on the method that it is given
+    alone = [cls for cls in own_methods() if all(f.default is not MISSING for f in fields(cls))]
+    costs = {cls.__name__: float(cls().cost) for cls in alone}  # without those that are given a method
     bars = {name: {"gradients": cost} for name, cost in sorted(costs.items(), key=lambda pair: (pair[1], pair[0]))}
     return inline(
         charts.svg(charts.Chart("looks", "Looks a step", "gradients a step, with the default settings", bars))
