@@ -13,7 +13,7 @@ lightning = pytest.importorskip("lightning")
 
 from lightning.fabric.plugins import MixedPrecision  # noqa: E402
 
-from integrations.test_lightning import Net, by_hand, loader  # noqa: E402
+from integrations.lightning_problem import Net, by_hand, loader  # noqa: E402
 from steppe.integrations.fabric import passes  # noqa: E402
 
 

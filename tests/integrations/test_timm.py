@@ -4,6 +4,7 @@ timm imports torchvision, and a torchvision that was built for another torch rai
 misses then is the schema of two operators, which nothing here uses: they are defined first.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import contextlib

@@ -75,6 +75,10 @@ def arguments(folder: Path, **options: Any) -> Any:
     )  # fmt: skip
 
 
+def ours(trainer: Any) -> steppe.SharpnessAware:
+    return trainer.optimizer.optimizer
+
+
 def by_hand(model: Any, method: steppe.Method, windows: list, loss_of: Any, lr: float = 0.05, **options: Any) -> list:
     matrices = transformers.Trainer.get_decay_parameter_names(None, model)  # the Trainer's groups, and so its order
     trainable = [(name in matrices, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -114,7 +118,7 @@ def test_classification_is_the_plain_loop(name: str, accumulate: int, tmp_path):
     logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     shares = [sum(part) for part in windows_of(losses, accumulate)]
     assert logged == pytest.approx(shares, rel=1e-3)  # the Trainer rounds to four digits
-    assert trainer.optimizer.optimizer.steps == trainer.state.global_step == len(windows)
+    assert ours(trainer).steps == trainer.state.global_step == len(windows)
 
 
 class Start(transformers.TrainerCallback):
@@ -175,6 +179,8 @@ def test_bfloat16_is_the_plain_loop(tmp_path):
 class WithScaler(SharpnessAwareTrainer):
     """The Trainer uses no GradScaler on a CPU: give it one."""
 
+    scale: float
+
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
         self.accelerator.scaler, self.accelerator.native_amp = torch.amp.GradScaler("cpu", init_scale=self.scale), True
@@ -187,13 +193,14 @@ def test_half_precision_with_a_scaler_is_the_plain_loop(scale: float, tmp_path, 
     args = arguments(tmp_path, per_device_train_batch_size=8, gradient_accumulation_steps=2, fp16=True)
     trainer = WithScaler(model, args, train_dataset=images(112), method=METHODS["CRSAM"], callbacks=[start])
     trainer.train()
+    theirs = trainer.accelerator.scaler
     torch.set_rng_state(start.state)
     windows = [[(batch, len(window)) for batch in window] for window in windows_of(batches_of(images(112), 8), 2)]
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     half = {"clip": 0.5, "scaler": scaler, "autocast": torch.float16}
     by_hand(expected, METHODS["CRSAM"], windows, lambda item: expected(**item[0])["loss"] / item[1], **half)
-    assert (trainer.accelerator.scaler.get_scale() < scale) == (scale == 2.0**20)
-    assert trainer.accelerator.scaler.get_scale() == scaler.get_scale()
+    assert theirs is not None and (theirs.get_scale() < scale) == (scale == 2.0**20)
+    assert theirs.get_scale() == scaler.get_scale()
     assert_same(model, expected)
 
 
@@ -208,7 +215,7 @@ def test_resuming_is_not_having_stopped(tmp_path):
     SharpnessAwareTrainer(first, args, train_dataset=data, method=method, callbacks=stop).train()
     trainer = SharpnessAwareTrainer(second, args, train_dataset=data, method=method)
     trainer.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-3"))
-    assert trainer.optimizer.optimizer.steps == 7
+    assert ours(trainer).steps == 7
     assert_same(second, whole, tolerance=0)
 
 
@@ -245,7 +252,7 @@ class OwnLoss(SharpnessAwareMixin, transformers.Trainer):
 
     calls = 0
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any) -> Any:
+    def compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any) -> Any:
         self.calls += 1
         labels = inputs.pop("labels")
         return F.cross_entropy(model.net(inputs["x"]), labels, label_smoothing=0.1)
@@ -279,7 +286,7 @@ def test_an_optimizer_that_is_wrapped_already_is_used(tmp_path):
         other, args, train_dataset=images(64), optimizers=(base, None), method=METHODS["SAM"]
     )
     trainer.train()
-    assert optimizer.steps == trainer.optimizer.optimizer.steps == 4
+    assert optimizer.steps == ours(trainer).steps == 4
     assert_same(model, other, tolerance=0)
 
 
@@ -299,8 +306,8 @@ def test_train_can_be_called_again_also_after_an_interruption(tmp_path):
     assert not all(torch.equal(a, b) for a, b in zip(before, model.state_dict().values(), strict=True))  # BatchNorm's
     for rounds in (1, 2):
         trainer.train()
-        assert trainer.optimizer.optimizer.steps == 4 * rounds
-        assert trainer.optimizer.optimizer.metrics["looks"] == 2
+        assert ours(trainer).steps == 4 * rounds
+        assert ours(trainer).metrics["looks"] == 2
 
 
 def test_what_cannot_be_right_says_so(tmp_path):

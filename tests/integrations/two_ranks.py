@@ -17,24 +17,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import accelerate
-import lightning
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-import transformers
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
 import steppe
 from helpers.plain_loop import METHODS, assert_same, plain_loop, windows_of
 from helpers.problems import batchnorm_dropout, digits, mlp, seeded
-from integrations.test_accelerate import Backward
-from integrations.test_transformers import Classifier, SharpnessAwareTrainer, Start, images
-from steppe.integrations.lightning import SharpnessAwareCallback
+
+for package in ("accelerate", "lightning", "transformers"):
+    pytest.importorskip(package)
+
+import accelerate  # noqa: E402
+import lightning  # noqa: E402
+import transformers  # noqa: E402
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy  # noqa: E402
+
+from integrations.test_accelerate import Backward  # noqa: E402
+from integrations.test_transformers import Classifier, SharpnessAwareTrainer, Start, images  # noqa: E402
+from steppe.integrations.lightning import SharpnessAwareCallback  # noqa: E402
 
 COMPARISONS: dict[str, Callable[[], None]] = {}
 RANK = int(os.environ.get("RANK", "0"))
@@ -77,7 +84,7 @@ class Net(lightning.LightningModule):
         self.sharded = sharded
 
     def configure_model(self) -> None:
-        if self.sharded and not any(isinstance(p, dist.tensor.DTensor) for p in self.parameters()):
+        if self.sharded and not any(isinstance(p, DTensor) for p in self.parameters()):
             shard(self.net)
 
     def training_step(self, batch: Any) -> Tensor:
@@ -87,7 +94,7 @@ class Net(lightning.LightningModule):
         return torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
 
 
-def shard(net: nn.Module) -> nn.Module:
+def shard(net: Any) -> Any:
     for layer in (net[0], net[2]):
         fully_shard(layer)
     return fully_shard(net)
@@ -107,7 +114,7 @@ def fit(module: Net, strategy: Any, callback: Any, ckpt_path: Any = None, **opti
 
 @comparison(*METHODS, "SAM-local", "CRSAM-local")
 def lightning_ddp(name: str, local: str = "") -> None:
-    settings = {"local": True} if local else {}
+    settings: dict[str, Any] = {"local": True} if local else {}
     module, expected = Net(), seeded(batchnorm_dropout, dtype=torch.float32)
     fit(module, DDPStrategy(process_group_backend="gloo"), SharpnessAwareCallback(METHODS[name], **settings))
     torch.manual_seed(RANK)
@@ -169,7 +176,8 @@ def transformers_ddp(name: str, local: str = "") -> None:
             optimizers=(base, None), callbacks=[start],
         )  # fmt: skip
         trainer.train()
-    assert trainer.optimizer.optimizer.steps == 4
+    wrapped: Any = trainer.optimizer
+    assert wrapped.optimizer.steps == 4
     replica = DDP(expected)
     optimizer = steppe.SharpnessAware(
         torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9), METHODS[name], model=replica, local=bool(local)
