@@ -155,6 +155,28 @@ def sampa(p, w, m, state):
     return (1 - m.lam) * p.g(w if y is None else w + m.rho * n(y), "auxiliary") + m.lam * state["y"]
 
 
+def arwp(p, w, m, state, batch="main"):
+    xi, pieces, start = p.draw("normal"), [], 0
+    fisher = state.get("F", torch.zeros_like(w))
+    for q in p.model.parameters():
+        mine = slice(start, start + q.numel())
+        rows, draws, f = (t[mine].view(q.shape) for t in (w, xi, fisher))
+        if q.dim() > 1:
+            norm = torch.stack([row.norm() for row in rows]).view(-1, *[1] * (q.dim() - 1))
+            f = torch.stack([row.sum() for row in f]).view(norm.shape)
+        else:
+            norm = rows.norm()
+        pieces.append((m.sigma * norm * draws / torch.sqrt(1 + m.eta * f)).reshape(-1))
+        start += q.numel()
+    d = p.g(w + torch.cat(pieces), batch)
+    state["F"] = m.beta * fisher + d**2
+    return d
+
+
+def marwp(p, w, m, state):
+    return m.lam * arwp(p, w, m, state, "auxiliary") + (1 - m.lam) * p.g(w)
+
+
 def wsam(p, w, m, state):
     g = p.g(w)
     gp = p.g(w + m.rho * n(g))
