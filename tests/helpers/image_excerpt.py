@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steppe.lab.data import DataSet, Split
+from steppe.lab.data import DataSet, Readable, Split
 
 
 @cache
@@ -33,3 +33,9 @@ def cifar10(train: int = 100) -> DataSet:
     x, y = images("cifar10"), labels("cifar10")
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
     return DataSet("cifar-10", Split(x[:train], y[:train]), Split(x[train:], y[train:]), 10, mean, std)
+
+
+def inputs_of(split: Readable) -> Tensor:
+    """The inputs of a split that is in memory."""
+    assert isinstance(split, Split)
+    return split.inputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ numbers = st.floats(-1e3, 1e3)
 shares = st.floats(0.0, 1.0)
 
 
-def row_of(rows, label):
+def row_of(rows, label) -> Any:
     (found,) = [row for row in rows if row.label == label]
     return found
 
@@ -117,7 +118,7 @@ def test_differences_are_paired_by_seed_and_corrected():
     records += [record("SAM", a, s, cost=2.0) for s, a in enumerate(one)]
     records += [record("ASAM", a, s, cost=2.0) for s, a in enumerate(two)]
     random.Random(0).shuffle(records)
-    rows = summarise(records)
+    rows: list[Any] = summarise(records)
     assert [row.label for row in rows] == ["SGD", "SAM", "ASAM"]
     raw = [scipy_stats.ttest_rel(x, base).pvalue for x in (one, two)]
     low, high = scipy_stats.ttest_rel(one, base).confidence_interval(0.95)
@@ -135,7 +136,7 @@ def test_differences_are_paired_by_seed_and_corrected():
 def test_only_seeds_that_both_have_are_paired():
     records = [record("SGD", 0.9, s, role="base") for s in (0, 1, 2)]
     records += [record("SAM", 0.9 + 0.01 * s, s) for s in (1, 2, 3)]
-    (row,) = [r for r in summarise(records) if r.label == "SAM"]
+    row = row_of(summarise(records), "SAM")
     assert row.n == 3
     assert row.difference.n == 2
     assert row.difference.mean.value == pytest.approx(0.015, rel=1e-12)
@@ -276,9 +277,10 @@ def test_what_was_trained_longer_belongs_to_the_base_it_is_a_multiple_of(order, 
                 records.append(record(said.format(2), value + 0.01 + seed / 90, seed, **longer))
         records.append(record(said.format(1.33), 0.7, seed, role="equal-cost", epochs=4, schedule="step:0.1/3.99"))
         records.append(record(said.format(5), 0.9, seed, role="equal-cost", epochs=15, schedule="step:0.1/15"))
+    rows: list[Any] = summarise(records[::order])
     against = {
         (row.group.recipe["epochs"], row.group.recipe["schedule"]): row.difference.against
-        for row in summarise(records[::order])
+        for row in rows
         if row.role != "base"
     }
     names = {epochs: f"SGD (epochs={epochs}, schedule=step:0.1/{epochs})" for epochs in (2, 3)}

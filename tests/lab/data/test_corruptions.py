@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from PIL import Image
 from scipy import ndimage
 
-from helpers.image_excerpt import cifar10, images
+from helpers.image_excerpt import cifar10, images, inputs_of
 from steppe.lab.data import CORRUPTIONS, SEVERITIES, all_corrupted, corrupt, corrupted
 from steppe.lab.data.image_filters import blur, diamond_square, motion, shuffled, warped, zoomed
 from steppe.support.errors import UserError
@@ -112,7 +113,7 @@ def test_zoom_is_scipys_of_the_middle(factor):
     inner = math.ceil(32 / factor)
     top = (32 - inner) // 2
     middle = x[..., top : top + inner, top : top + inner].numpy()
-    larger = ndimage.zoom(middle, (1, 1, factor, factor), order=1)
+    larger: Any = ndimage.zoom(middle, (1, 1, factor, factor), order=1)
     trim = (larger.shape[-1] - 32) // 2
     expected = torch.from_numpy(larger)[..., trim : trim + 32, trim : trim + 32]
     torch.testing.assert_close(zoomed(x, factor), expected)
@@ -188,7 +189,7 @@ def test_jpeg_and_pixelate_are_pillows(severity):
         image, file = Image.fromarray(pixels), io.BytesIO()
         image.save(file, "JPEG", quality=quality)
         jpeg = np.asarray(Image.open(file)).astype(int)
-        small = image.resize((int(32 * share),) * 2, Image.Resampling.BOX)
+        small = image.resize((int(32 * share), int(32 * share)), Image.Resampling.BOX)
         large = np.asarray(small.resize((32, 32), Image.Resampling.BOX)).astype(int)
         assert np.array_equal(corrupt(x, "jpeg", severity)[i].permute(1, 2, 0).numpy(), jpeg)
         # Pillow rounds between its two passes, we once
@@ -199,12 +200,12 @@ def test_a_corrupted_data_set_changes_only_its_test_images_and_says_so():
     data = cifar10()
     fog = corrupted(data, "fog", 3)
     assert fog.name == "cifar-10-c (regenerated): fog 3"
-    assert torch.equal(fog.test.inputs, corrupt(data.test.inputs, "fog", 3))
+    assert torch.equal(inputs_of(fog.test), corrupt(inputs_of(data.test), "fog", 3))
     assert torch.equal(fog.test.targets, data.test.targets) and fog.train is data.train
 
     both = all_corrupted(data, ("contrast", "fog"))
     assert both.name == "cifar-10-c (regenerated): contrast, fog" and len(both.test) == 10 * len(data.test)
-    assert torch.equal(both.test.inputs[7 * 80 : 8 * 80], fog.test.inputs)
+    assert torch.equal(inputs_of(both.test)[7 * 80 : 8 * 80], inputs_of(fog.test))
     assert torch.equal(both.test.targets.view(10, -1), data.test.targets.expand(10, -1))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from helpers.image_excerpt import cifar10, images, labels
+from helpers.image_excerpt import cifar10, images, inputs_of, labels
 from steppe.lab.data import DataSet, Split, corrupt, data_names, data_root, first, load, prepare, with_label_noise
 from steppe.lab.data.catalogue import ENTRIES
 from steppe.lab.data.file_formats import read_svhn
@@ -33,7 +33,7 @@ def digits():
 
 def test_digits_are_all_there_once_as_bytes_up_to_16(digits):
     x, y = load_digits(return_X_y=True)
-    mine = torch.cat([digits.train.inputs, digits.test.inputs]).flatten(1)
+    mine = torch.cat([inputs_of(digits.train), inputs_of(digits.test)]).flatten(1)
     assert mine.dtype == torch.uint8 and mine.max() == 16
     rows = torch.cat([mine, torch.cat([digits.train.targets, digits.test.targets]).unsqueeze(1)], 1)
     original = torch.cat([torch.from_numpy(x), torch.from_numpy(y).unsqueeze(1)], 1).long()
@@ -42,14 +42,15 @@ def test_digits_are_all_there_once_as_bytes_up_to_16(digits):
 
 def test_digits_split_is_fixed_and_stratified(digits):
     again = load("digits")
-    assert torch.equal(digits.train.inputs, again.train.inputs) and torch.equal(digits.test.targets, again.test.targets)
-    whole = torch.bincount(torch.from_numpy(load_digits().target))
+    assert torch.equal(inputs_of(digits.train), inputs_of(again.train))
+    assert torch.equal(digits.test.targets, again.test.targets)
+    whole = torch.bincount(torch.from_numpy(load_digits(return_X_y=True)[1]))
     assert ((torch.bincount(digits.test.targets) - whole * 0.2).abs() < 1).all()
     assert (len(digits.train), len(digits.test), digits.classes, digits.input_shape) == (1437, 360, 10, (1, 8, 8))
 
 
 def test_digits_are_prepared_as_sixteenths(digits):
-    x = digits.test.inputs[:5]
+    x = inputs_of(digits.test)[:5]
     assert torch.equal(prepare(x, digits), x.float() / 16)
 
 
@@ -58,7 +59,7 @@ def test_digits_are_prepared_as_sixteenths(digits):
 
 def test_prepare_scales_and_normalises_per_channel():
     data = cifar10()
-    x = data.test.inputs[:6]
+    x = inputs_of(data.test)[:6]
     mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (data.mean, data.std))
     expected = (x.double() / 255 - mean) / std
     torch.testing.assert_close(prepare(x, data, torch.float64), expected)
@@ -67,7 +68,7 @@ def test_prepare_scales_and_normalises_per_channel():
 
 def test_prepare_scales_bytes_only():
     data = cifar10()
-    x = data.test.inputs[:6]
+    x = inputs_of(data.test)[:6]
     torch.testing.assert_close(prepare(x.float() / 255, data), prepare(x, data))  # floats are taken as from 0 to 1
     plain = DataSet("own", data.train, data.test, 10)
     assert torch.equal(prepare(x.float(), plain), x.float())
@@ -75,7 +76,7 @@ def test_prepare_scales_bytes_only():
 
 def test_preparing_first_in_inference_mode_does_not_spoil_training():
     data = DataSet("own", cifar10().train, cifar10().test, 10, mean=(0.11, 0.12, 0.13), std=(0.5, 0.5, 0.25))
-    x = data.test.inputs[:2]
+    x = inputs_of(data.test)[:2]
     with torch.inference_mode():
         prepare(x, data)
     leaf = (x.float() / 255).requires_grad_()
@@ -92,14 +93,14 @@ def test_batches_follow_the_order_given():
     order = torch.randperm(100, generator=torch.Generator().manual_seed(1))
     batches = list(data.batches("train", 32, order))
     assert [len(y) for _, y in batches] == [32, 32, 32, 4]
-    assert torch.equal(torch.cat([x for x, _ in batches]), data.train.inputs[order])
+    assert torch.equal(torch.cat([x for x, _ in batches]), inputs_of(data.train)[order])
     assert torch.equal(torch.cat([y for _, y in batches]), data.train.targets[order])
 
 
 def test_batches_without_an_order_are_as_stored():
     data = cifar10()
     batches = list(data.batches("test", 50))
-    assert torch.equal(torch.cat([x for x, _ in batches]), data.test.inputs)
+    assert torch.equal(torch.cat([x for x, _ in batches]), inputs_of(data.test))
     assert [len(y) for _, y in batches] == [50, 30]
 
 
@@ -127,7 +128,7 @@ def test_a_users_own_split_needs_ten_lines():
     data = DataSet("squares", Squares(torch.arange(6) % 2), Squares(torch.arange(4) % 2), 2).to("cpu")
     x, y = list(data.batches("train", 4, torch.arange(5, -1, -1)))[1]
     assert x.tolist() == [[1.0], [0.0]] and y.tolist() == [1, 0] and data.input_shape == (1,)
-    assert first(data, 0.5).train.inputs.tolist() == [[0.0], [1.0], [4.0]]
+    assert inputs_of(first(data, 0.5).train).tolist() == [[0.0], [1.0], [4.0]]
     assert with_label_noise(data, 1.0).train.targets.tolist() == [1, 0, 1, 0, 1, 0]
 
 
@@ -145,7 +146,7 @@ def test_the_first_tenth():
     data = cifar10()
     small = first(data, 0.1)
     assert len(small.train) == 10 and small.name == "cifar-10 first 0.1" and small.test is data.test
-    assert torch.equal(small.train.inputs, data.train.inputs[:10])
+    assert torch.equal(inputs_of(small.train), inputs_of(data.train)[:10])
     assert torch.equal(first(data, 1).train.targets, data.train.targets)
 
 
@@ -155,7 +156,7 @@ def test_label_noise_changes_exactly_that_share_and_never_to_the_same_label(digi
     changed = noisy.train.targets != digits.train.targets
     assert changed.sum() == round(share * 1437)
     assert noisy.train.targets.min() >= 0 and noisy.train.targets.max() <= 9
-    assert noisy.test is digits.test and torch.equal(noisy.train.inputs, digits.train.inputs)
+    assert noisy.test is digits.test and torch.equal(inputs_of(noisy.train), inputs_of(digits.train))
 
 
 def test_label_noise_is_uniform_over_the_other_classes(digits):
@@ -285,13 +286,13 @@ def users(monkeypatch):
 
 def test_a_users_function_may_return_a_data_set_or_arrays(users):
     users.whole = cifar10
-    assert torch.equal(load("users_data:whole").train.inputs, cifar10().train.inputs)
+    assert torch.equal(inputs_of(load("users_data:whole").train), inputs_of(cifar10().train))
     x, y = images("mnist").numpy(), labels("mnist").numpy()
     users.arrays = lambda: ((x[:70], y[:70].astype(np.int32)), (x[70:].astype(np.float64) / 255, list(y[70:])))
     data = load("users_data:arrays")
     assert data.classes == 10 and data.name == "users_data:arrays" and data.input_shape == (1, 28, 28)
-    assert data.train.targets.dtype == torch.int64 and torch.equal(data.train.inputs, images("mnist", 70))
-    assert data.test.inputs.dtype == torch.float32
+    assert data.train.targets.dtype == torch.int64 and torch.equal(inputs_of(data.train), images("mnist", 70))
+    assert inputs_of(data.test).dtype == torch.float32
 
 
 def test_a_users_mistakes_are_told_in_one_line(users):

@@ -49,11 +49,12 @@ def test_a_terminal_shows_a_bar(tmp_path, home, monkeypatch):
         def isatty(self):
             return True
 
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     (home / "file.gz").write_bytes(bytes(2000))
     download((source(home / "file.gz"),), tmp_path / "root")
-    assert "file.gz" in sys.stderr.getvalue() and "2.0/2.0 kB" in sys.stderr.getvalue()
+    assert "file.gz" in terminal.getvalue() and "2.0/2.0 kB" in terminal.getvalue()
 
 
 def test_plain_files_and_zip_archives(tmp_path, home):

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import os
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_cifar10n(tmp_path, ending):
     write_cifar10_binary(tmp_path / "cifar-10-batches-bin")
     clean = labels("cifar10")[:100].numpy()
     worse = (clean + 1) % 10
-    found = {"clean_label": clean, "worse_label": worse, "random_label2": clean}
+    found: dict[str, Any] = {"clean_label": clean, "worse_label": worse, "random_label2": clean}
     if ending == "npz":
         np.savez(tmp_path / "cifar10n_labels.npz", **found)
     else:
@@ -151,7 +152,7 @@ def test_zipped_files_have_their_own_checksums(tmp_path):
 
 def test_the_published_checksums_let_the_right_files_pass(tmp_path, monkeypatch):
     write_idx(tmp_path / "MNIST/raw", "mnist")
-    layout = ENTRIES["mnist"].layouts[0]
+    layout: Any = ENTRIES["mnist"].layouts[0]
     right = {**layout.train, **layout.test}
     monkeypatch.setattr(catalogue_entry, "md5", lambda path: right[path.name])
     assert same(load("mnist", tmp_path).test, *half("mnist", 1))

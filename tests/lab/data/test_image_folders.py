@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from helpers.file_formats import told
-from helpers.image_excerpt import images
+from helpers.image_excerpt import images, inputs_of
 from steppe.lab.data import load
 from steppe.lab.data.image_folders import read_folder
 from steppe.support.errors import UserError
@@ -73,7 +75,7 @@ def test_two_files_of_one_image_get_different_crops(tmp_path):
 def test_a_reader_may_stop_early(tmp_path):
     write_folders(tmp_path, "train", 20)
     write_folders(tmp_path, "val", 1)
-    train, _ = read_folder(tmp_path, size=32)
+    train: Any = read_folder(tmp_path, size=32)[0]
     stream = train.stream(torch.arange(60).split(2))
     assert next(stream)[0].shape == (2, 3, 32, 32)
     stream.close()
@@ -105,7 +107,7 @@ def test_tiny_imagenets_layout(tmp_path):
     assert data.input_shape == (3, 64, 64) and data.test.targets.tolist() == [2, 1, 0, 2, 1, 0]
     assert data.train.targets.tolist() == [0, 0, 1, 1, 2, 2]
     with Image.open(val / "val_4.JPEG") as image:
-        assert torch.equal(data.test.inputs[4], torch.from_numpy(np.array(image)).permute(2, 0, 1))
+        assert torch.equal(inputs_of(data.test)[4], torch.from_numpy(np.array(image)).permute(2, 0, 1))
 
 
 @pytest.mark.parametrize(

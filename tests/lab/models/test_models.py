@@ -21,6 +21,13 @@ from steppe.support.errors import UserError
 
 CIFAR = (3, 32, 32)
 
+
+def layers_of(name: str, shape: tuple[int, ...] = CIFAR) -> list[nn.Module]:
+    model = build(name, shape, 10)
+    assert isinstance(model, nn.Sequential)
+    return list(model)
+
+
 # GAM's nets, counted by hand from the paper's description: weights, biases, and scale and shift of the batch norm
 # before each weight layer.
 MLP_3 = lambda i, h: 2 * i + i * h + h + 2 * h + h * h + h + 2 * h + h * 10 + 10  # noqa: E731
@@ -90,7 +97,7 @@ def test_every_weight_and_every_input_matter(name):
 
 @pytest.mark.parametrize("name", ["mlp-3", "cnn-3", "cnn-5", "cnn-14"])
 def test_gams_nets_have_batch_norm_before_each_weight_layer_and_softplus_after_all_but_the_last(name):
-    layers = [m for m in build(name, CIFAR, 10) if not isinstance(m, (nn.Flatten, nn.AdaptiveAvgPool2d))]
+    layers = [m for m in layers_of(name) if not isinstance(m, (nn.Flatten, nn.AdaptiveAvgPool2d))]
     weighted = [i for i, m in enumerate(layers) if isinstance(m, (nn.Linear, nn.Conv2d))]
     assert all(isinstance(layers[i - 1], (nn.BatchNorm1d, nn.BatchNorm2d)) for i in weighted)
     assert all(isinstance(layers[i + 1], nn.Softplus) for i in weighted[:-1])
@@ -99,12 +106,12 @@ def test_gams_nets_have_batch_norm_before_each_weight_layer_and_softplus_after_a
 
 
 def test_cnn_14_halves_the_image_in_its_sixth_and_tenth_convolution():
-    convolutions = [m for m in build("cnn-14", CIFAR, 10) if isinstance(m, nn.Conv2d)]
+    convolutions = [m for m in layers_of("cnn-14") if isinstance(m, nn.Conv2d)]
     assert [i for i, m in enumerate(convolutions, 1) if m.stride == (2, 2)] == [6, 10]
 
 
 def test_the_six_layer_net_is_linear_and_relu_in_turn():
-    layers = list(build("mlp-6", (1, 28, 28), 10))[1:]
+    layers = layers_of("mlp-6", (1, 28, 28))[1:]
     assert [type(m) for m in layers] == [nn.Linear, nn.ReLU] * 5 + [nn.Linear]
 
 
@@ -160,7 +167,7 @@ CONV, NORM, RELU = nn.Conv2d, nn.BatchNorm2d, nn.ReLU
 )
 def test_the_order_inside_a_block(name, body, after):
     with torch.device("meta"):
-        blocks = [m for m in build(name, CIFAR, 10) if isinstance(m, (Residual, Appended))]
+        blocks = [m for m in layers_of(name) if isinstance(m, (Residual, Appended))]
     changing = [b for b in blocks if name.startswith("wrn") and isinstance(b.shortcut, CONV)]
     assert len(changing) == (3 if name.startswith("wrn") else 0)  # those share their first norm with the shortcut
     assert all([type(m) for m in b.body] == body[2:] for b in changing)
@@ -182,7 +189,7 @@ def test_the_order_inside_a_block(name, body, after):
 )
 def test_what_comes_before_and_after_the_blocks(name, stem, last):
     with torch.device("meta"):
-        layers = list(build(name, CIFAR, 10))
+        layers = layers_of(name)
     blocks = [i for i, m in enumerate(layers) if isinstance(m, (Residual, Appended))]
     assert [type(m) for m in layers[: blocks[0]]] == stem
     assert [type(m) for m in layers[blocks[-1] + 1 :]] == [*last, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear]
@@ -190,13 +197,13 @@ def test_what_comes_before_and_after_the_blocks(name, stem, last):
 
 def test_vgg_is_convolution_norm_relu_in_turn_with_five_poolings():
     with torch.device("meta"):
-        layers = [type(m) for m in build("vgg-19", CIFAR, 10)][:-3]
+        layers = [type(m) for m in layers_of("vgg-19")][:-3]
     assert layers == [m for count in (2, 2, 4, 4, 4) for m in [CONV, NORM, RELU] * count + [nn.MaxPool2d]]
 
 
 def test_which_shortcuts_have_weights():
     with torch.device("meta"):
-        made = {name: build(name, CIFAR, 10) for name in ("resnet-18", "resnet-32", "pyramidnet-110")}
+        made = {name: layers_of(name) for name in ("resnet-18", "resnet-32", "pyramidnet-110")}
     kinds = {name: [m.shortcut for m in model if isinstance(m, Residual)] for name, model in made.items()}
     assert [type(s) for s in kinds["resnet-18"]].count(nn.Sequential) == 3
     padded = [s for s in kinds["resnet-32"] if isinstance(s, Padded)]

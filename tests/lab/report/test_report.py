@@ -8,6 +8,7 @@ import io
 import json
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ class Reader(HTMLParser):
         return [attributes for tag, attributes in self.tags if tag == name]
 
 
-def rows(*args, **settings):
+def rows(*args, **settings) -> dict[str, Any]:
     return {row.label: row for row in summarise(*args, **settings)}
 
 
@@ -369,7 +370,7 @@ def test_one_seed_gives_curves_without_bands():
 
 def test_gamma_and_its_polynomial():
     (group,) = group_records([record("GAM", 0.9, s, gamma=[0.2 + s / 10, 0.05], curvature=flat()) for s in range(2)])
-    found = gamma(group)
+    found: Any = gamma(group)
     assert found["last"] == [[0.2, 0.05], [0.3, 0.05]]
     assert found["largest"] == 2.0
     assert [point[3] for point in found["curves"][0]] == pytest.approx([0.0625, 0.125, 0.1875, 0.25])
@@ -385,8 +386,9 @@ def test_coefficients_of_normalised_directions_are_of_no_polynomial():
         records = [record("GAM", 0.9, s, gamma=coefficients, method=method) for s in range(2)]
         (row,) = summarise(records)
         section = str(chart_sections.coefficients(0, [row]))
-        assert len(gamma(row.group)["curves"]) == len(coefficients) and "Coefficients" in section
-        return len(gamma(row.group)["polynomials"]), "Polynomial" in section
+        found: Any = gamma(row.group)
+        assert len(found["curves"]) == len(coefficients) and "Coefficients" in section
+        return len(found["polynomials"]), "Polynomial" in section
 
     assert page("gam", [0.2, 0.05]) == (2, True)
     assert page("gam:normalize=true", [0.2, 0.05]) == (0, False)
@@ -436,8 +438,8 @@ def test_a_small_picture_of_a_difference():
 @pytest.mark.parametrize("records", [comparison(3), comparison(1), [record("SGD", 0.9, 0, role="base")]])
 def test_figures_show_what_the_table_says(records):
     pytest.importorskip("matplotlib")
-    summary = summarise(records)
-    axes = figures.cost_figure(records).axes[0]
+    summary: list[Any] = summarise(records)
+    axes: Any = figures.cost_figure(records).axes[0]
     drawn = {round(float(y), 6) for line in axes.lines for y in line.get_ydata()}
     assert {round(100 * row.mean.value, 6) for row in summary} <= drawn
     axes = figures.curves_figure(records, "test_error").axes[0]
@@ -448,7 +450,7 @@ def test_figures_show_what_the_table_says(records):
 def test_many_curves_have_their_last_interval_beside_them():
     pytest.importorskip("matplotlib")
     records = many(6)
-    axes = figures.curves_figure(records, "test_error").axes[0]
+    axes: Any = figures.curves_figure(records, "test_error").axes[0]
     assert not axes.collections  # no bands
     bars = [list(line.get_ydata()) for line in axes.lines if len(line.get_xdata()) == 2]
     assert bars == [curve(row.group, "test_error")[-1][4:] for row in summarise(records)]
@@ -463,7 +465,7 @@ def test_a_failure_is_an_arrow_at_the_edge():
     pytest.importorskip("matplotlib")
     assert figures.outliers([0.95, 0.96, 0.94, 0.1]) == {0.1}
     assert figures.outliers([0.95, 0.1]) == set()
-    axes = figures.cost_figure([*many(4), record("Lost", 0.1, 0)]).axes[0]
+    axes: Any = figures.cost_figure([*many(4), record("Lost", 0.1, 0)]).axes[0]
     assert axes.get_ylim()[0] > 92
     (mark,) = [line for line in axes.lines if line.get_label() == "Lost (10.00)"]
     assert list(mark.get_ydata()) == [0.02]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import time
+from typing import Any
 
 import pytest
 
@@ -161,7 +162,7 @@ def test_charts_are_drawn_inside_their_frame(visit, width):
 
 def test_error_bars_stand_where_the_numbers_say(visit):
     page = visit("comparison")
-    rows = [row for row in summarise(SCENES["comparison"]()) if row.role == "method"]
+    rows: list[Any] = [row for row in summarise(SCENES["comparison"]()) if row.role == "method"]
     drawn = page.evaluate(
         """() => [...document.querySelectorAll('[data-chart=cost] .series')].map(g => {
              const bar = g.querySelector('.interval'), moved = g.querySelector('.marker').transform.baseVal[0].matrix;

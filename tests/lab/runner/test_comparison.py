@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
+from helpers.image_excerpt import inputs_of
 from steppe.lab.data import prepare
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import read_records
@@ -45,7 +47,7 @@ def test_the_same_comparison_gives_the_same_bits_in_any_arrangement(tmp_path):
         "SAM rho=0.1",
         "GAM",
     ]
-    gradients = {record["label"]: record["final"]["gradients"] for record in first}
+    gradients = {record["label"]: record["final"]["gradients"] for record in without_time(first)}
     assert gradients == {"SGD": 10, "SGD, 2x longer": 20, "SGD, 6x longer": 60, "SAM rho=0.1": 20, "GAM": 60}
     news = []
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.json")}
@@ -73,9 +75,9 @@ def test_curvature_is_that_of_the_whole_hessian():
     run = Run(recipe, measure=Measuring(samples=100, points=5))
     for _ in run.train():
         pass
-    found = run.record["curvature"]
+    found: Any = run.record["curvature"]
     rows = torch.randperm(359, generator=generator_for("measured"))[:100]
-    x, y = prepare(run.data.train.inputs[rows], run.data, torch.float64), run.data.train.targets[rows]
+    x, y = prepare(inputs_of(run.data.train)[rows], run.data, torch.float64), run.data.train.targets[rows]
     params = {name: p.detach() for name, p in run.net.named_parameters()}
     sizes = [p.numel() for p in params.values()]
 
@@ -84,14 +86,14 @@ def test_curvature_is_that_of_the_whole_hessian():
         return F.cross_entropy(functional_call(run.net, dict(zip(params, pieces, strict=True)), (x,)), y)
 
     flat = torch.cat([p.reshape(-1) for p in params.values()])
-    hessian = torch.autograd.functional.hessian(loss, flat)
-    values = torch.linalg.eigvalsh(hessian)  # pyright: ignore[reportArgumentType]
+    hessian: Any = torch.autograd.functional.hessian(loss, flat)
+    values = torch.linalg.eigvalsh(hessian)
     assert found["examples"] == 100 and found["loss"]["value"] == pytest.approx(loss(flat).item(), rel=1e-12)
     assert found["top"]["value"] == pytest.approx(values[-1].item(), rel=1e-2)
     assert abs(found["trace"]["value"] - values.sum().item()) <= 5 * found["trace"]["error"] + 1e-9
     assert found["sharpness"]["rho"] == 0.05
-    gradient = torch.autograd.functional.jacobian(loss, flat)
-    gap = loss(flat + 0.05 * gradient / gradient.norm()) - loss(flat)  # pyright: ignore
+    gradient: Any = torch.autograd.functional.jacobian(loss, flat)
+    gap = loss(flat + 0.05 * gradient / gradient.norm()) - loss(flat)
     assert found["surrogate_gap"]["value"] == pytest.approx(gap.item(), rel=1e-9)
     assert found["sharpness"]["value"] >= found["surrogate_gap"]["value"] - 1e-12
     landscape = found["landscape"]

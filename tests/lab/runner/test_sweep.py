@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from helpers.small_task import environment
 from steppe.cli.app import app
 from steppe.lab.recipe.recipe import Recipe
-from steppe.lab.records import read_records
+from steppe.lab.records import read_records, value_of
 from steppe.lab.runner.local import Job, Place, train_jobs
 from steppe.lab.runner.sweep import Span, _study, candidate, read_space, score
 
@@ -49,6 +49,7 @@ def test_values_in_brackets_are_one_value():
     assert space == {"gam.gamma": ["(0.1,0.2)", "(0.3,0.4)"]}
     assert candidate(Recipe(method="gam"), {"gam.gamma": "(0.3,0.4)"}).method == "gam:gamma=(0.3,0.4)"
     template = Recipe(method="every:k=2,method=(sam)")
+    methods: Any
     (methods,) = read_space(["every.method=(sam),(gsam:rho=0.1,alpha=0.2)"], [], template).values()
     chosen = [candidate(template, {"every.method": method}).method for method in methods]
     assert chosen == ["every:k=2,method=(sam)", "every:k=2,method=(gsam:rho=0.1,alpha=0.2)"]
@@ -56,7 +57,7 @@ def test_values_in_brackets_are_one_value():
 
 def test_a_grid_on_held_out_data():
     result = run("sweep", "--grid", "lr=0.001,0.1", "--grid", "sam.rho=0.05,0.2", "--seeds", "2", *QUICK)
-    records = read_records("runs")
+    records: list[Any] = read_records("runs")
     assert len(records) == 8
     seen = {(r["recipe"]["lr"], r["recipe"]["method"], r["recipe"]["seed"]) for r in records}
     assert seen == {(lr, method, seed) for lr in (1e-3, 0.1) for method in ("sam", "sam:rho=0.2") for seed in (0, 1)}
@@ -70,6 +71,7 @@ def test_a_grid_on_held_out_data():
     run(*command, "--no-curvature", "--out", "chosen")
     assert read_records("chosen")[0]["recipe"] == {**chosen, "hold_out": 0.0}
     # A candidate is the run that `train` would do.
+    again: Any
     (again,) = train_jobs([Job(Recipe.of(records[0]["recipe"]))], Place(Path("alone")))
     assert again["final"]["test_loss"] == records[0]["final"]["test_loss"]
 
@@ -92,7 +94,7 @@ def test_a_sampler_goes_on_where_it_stopped():
 
     (name,) = optuna.get_all_study_names("sqlite:///runs/sweep.db")
     study = _study("sqlite:///runs/sweep.db", name, "random")
-    assert sorted(t.value for t in study.trials) == sorted(r["final"]["test_accuracy"] for r in read_records("runs"))
+    assert sorted(t.value for t in study.trials) == sorted(score([r]) for r in read_records("runs"))
     # A trial whose process was killed is done again, by whoever comes next.
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -134,7 +136,7 @@ def test_a_ray_cluster_gives_the_same_records():
         pytest.fail(on_ray.stderr)
     run(*command, "--out", "here")
     there, here = (
-        [(r["key"], r["final"]["test_loss"], r["final"]["test_accuracy"]) for r in read_records(folder)]
+        [(r["key"], value_of(r, "test_loss"), value_of(r, "test_accuracy")) for r in read_records(folder)]
         for folder in ("ray", "here")
     )
     assert len(here) == 2 and there == here

@@ -7,6 +7,7 @@ import gc
 import math
 import weakref
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import steppe
+from helpers.image_excerpt import inputs_of
 from steppe.lab.data import prepare
 from steppe.lab.models import build
 from steppe.lab.recipe.method_text import canonical_of
@@ -29,7 +31,7 @@ from steppe.methods.registry import with_defaults
 SHORT = Recipe(base="sgd", lr=0.1, momentum=0.9, batch=64, epochs=2, share=0.25, schedule="cosine", seed=1)
 
 
-def trained(recipe: Recipe, **options) -> Run:
+def trained(recipe: Recipe, **options) -> Any:
     run = Run(recipe, **options)
     for _ in run.train():
         pass
@@ -58,9 +60,9 @@ def test_it_is_the_loop_one_would_write():
         order = torch.randperm(359, generator=torch.Generator().manual_seed(seed_for(1, "main", "order", epoch)))
         model.train()
         for rows in order[:320].split(64):
-            x, y = prepare(data.train.inputs[rows], data), data.train.targets[rows]
+            x, y = prepare(inputs_of(data.train)[rows], data), data.train.targets[rows]
             base.param_groups[0]["lr"] = 0.1 * (1 + math.cos(math.pi * step / 10)) / 2
-            loss = optimizer.gradient(lambda x=x, y=y: F.cross_entropy(model(x), y))
+            loss: Any = optimizer.gradient(lambda x=x, y=y: F.cross_entropy(model(x), y))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             total += float(loss)
@@ -69,7 +71,7 @@ def test_it_is_the_loop_one_would_write():
     assert_same(weights(run), list(model.state_dict().values()))
     model.eval()
     with torch.no_grad():
-        logits = model(prepare(data.test.inputs, data))
+        logits = model(prepare(inputs_of(data.test), data))
     assert run.record["final"]["test_accuracy"] == (logits.argmax(1) == data.test.targets).double().mean().item()
     assert run.record["final"]["test_loss"] == pytest.approx(
         F.cross_entropy(logits, data.test.targets).item(), rel=1e-6
@@ -96,20 +98,22 @@ def test_every_method_trains_at_its_cost(cls):
     functions = any(callable(v) and not isinstance(v, steppe.Method) for v in vars(method).values())
     text = cls.__name__.lower() if functions else canonical_of(method)
     recipe = replace(SHORT, method=text, epochs=1, lr=0.01, momentum=0.0, schedule="constant")
-    run = trained(recipe)
-    record = run.record
+    run, passes = Run(recipe), []
+    run.net.register_forward_pre_hook(lambda net, _: passes.append(net.training))
+    for _ in run.train():
+        pass
+    record: Any = run.record
     assert record["status"] == "done", record["verdict"]
     assert all(t.isfinite().all() for t in weights(run))
-    expected = {
-        "SASAM": 3 * 5 - 1,
-        "SASGD": 2 * 5 - 1,
-        "SSAM": 2 * 5 + 16,
-        "Every": 5 + 2,
-        "LookSAM": 6,
-        "Late": 5 + 3,
+    assert record["final"]["gradients"] == sum(passes)
+    known = {
+        "SASAM": 3 * 5 - 1, "SASGD": 2 * 5 - 1, "SSAM": 2 * 5 + 16, "Every": 5 + 2, "LookSAM": 6, "Late": 5 + 3,
         "Random": 5 + 2,
-    }
-    assert record["final"]["gradients"] == expected.get(cls.__name__, 5 * method.cost)
+    }  # fmt: skip
+    if cls.__name__ in known:
+        assert record["final"]["gradients"] == known[cls.__name__]
+    elif len({method.phase(step) for step in range(5)}) == 1:  # all steps do the same: none is cheaper or dearer
+        assert record["final"]["gradients"] == 5 * method.cost
 
 
 def test_a_share_of_training_is_a_number_of_steps():
@@ -207,7 +211,7 @@ def batches(recipe=SHORT, auxiliary=False, rank=0, ranks=1, epoch=1):
 def test_an_epoch_shows_every_example_once():
     recipe = replace(SHORT, batch=359, share=0.25)
     ((x, _, _),) = batches(recipe)
-    stored = prepare(data_for(recipe).train.inputs, data_for(recipe))
+    stored = prepare(inputs_of(data_for(recipe).train), data_for(recipe))
     assert sorted(map(tuple, x.flatten(1).tolist())) == sorted(map(tuple, stored.flatten(1).tolist()))
     assert not torch.equal(batches(epoch=1)[0][0], batches(epoch=2)[0][0])
 
@@ -241,8 +245,8 @@ def test_augmentation_and_mixup_are_drawn_from_the_seed():
 def test_held_out_data_comes_from_the_training_data():
     whole, part = data_for(Recipe()), data_for(Recipe(hold_out=0.25))
     assert (len(part.train), len(part.test)) == (1437 - 359, 359)
-    both = torch.cat([part.train.inputs, part.test.inputs]).flatten(1).tolist()
-    assert sorted(map(tuple, both)) == sorted(map(tuple, whole.train.inputs.flatten(1).tolist()))
+    both = torch.cat([inputs_of(part.train), inputs_of(part.test)]).flatten(1).tolist()
+    assert sorted(map(tuple, both)) == sorted(map(tuple, inputs_of(whole.train).flatten(1).tolist()))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp16-fixed", "tf32", "float64"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,8 @@ class Run:
         self.batches = Batches(recipe, self.data, "auxiliary" in method.needs, self.device, ranks.rank, ranks.world)
         self.optimizer.method = for_steps(method, recipe.epochs * self.batches.steps)
         exact = torch.float32 if self.device.type == "mps" else torch.float64
-        self.totals = torch.zeros(
-            3, dtype=exact, device=self.device
-        )  # loss, correct answers, steps before the first non-finite loss
+        # Loss, correct answers, steps before the first loss that is not finite:
+        self.totals = torch.zeros(3, dtype=exact, device=self.device)
         self._test_totals = torch.zeros(2, dtype=exact, device=self.device)
         # Weak: a reference cycle with the recorded graphs would keep GPU memory until the next garbage collection.
         me = weakref.proxy(self)
@@ -118,7 +117,7 @@ class Run:
 
     # All steps
 
-    def train(self) -> Iterator[None]:
+    def train(self) -> Generator[None, None, None]:
         """Train to the end, starting from the checkpoint if there is one; yield after every step."""
         while self.record["status"] == "running" and len(self.record["epochs"]) < self.recipe.epochs:
             yield from self._epoch(len(self.record["epochs"]) + 1)
