@@ -66,7 +66,7 @@ def page(results: Results) -> str:
         parts.append(f"## {module.TITLE}\n")
         if module.EXPERIMENTS[0].paper == "s2":
             parts.append("The paper calls its method GAM; here it is GNAM, since S0's has that name.\n")
-        parts += [_section(experiment, results) for experiment in module.EXPERIMENTS]
+        parts += [section(experiment, results) for experiment in module.EXPERIMENTS]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -99,7 +99,8 @@ def _summary(results: Results) -> str:
 _VERDICTS = (REPRODUCED, NOT_REPRODUCED, SMALLER, NOT_RUN)
 
 
-def _section(experiment: Experiment, results: Results) -> str:
+def section(experiment: Experiment, results: Results) -> str:
+    """The part of the page about one table or figure."""
     shows = experiment.shows if experiment.paper == "extra" else f"The paper's: {experiment.shows}"
     text = [f"### {experiment.name} · {experiment.title}", "", shows, ""]
     if experiment.needs:

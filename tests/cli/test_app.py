@@ -1,19 +1,25 @@
-"""The command line and the pages made from the registry."""
+"""The command line as a whole: which commands there are, and how all of them report mistakes."""
 
 from __future__ import annotations
 
-import os
+import io
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command as command_of
 from typer.testing import CliRunner
 
 import steppe
+from steppe.__main__ import main
+from steppe.cli import commands, options
 from steppe.cli.app import app
-
-ROOT = Path(__file__).parents[2]
+from steppe.cli.commands import paper
+from steppe.lab.recipe.recipe import Recipe
+from steppe.lab.runner.local import Place
 
 
 def run(*args: str):
@@ -22,6 +28,19 @@ def run(*args: str):
 
 def test_version():
     assert run("--version").stdout.strip() == steppe.__version__
+
+
+def test_every_file_is_a_command():
+    top: Any = command_of(app)
+    for package, group in ((commands, top), (paper, top.commands["paper"])):
+        files = {path.stem for path in Path(package.__path__[0]).iterdir() if not path.name.startswith("_")}
+        assert set(group.commands) == files and len(files) >= 5
+
+
+def test_options_are_named_after_the_fields_they_set():
+    assert {options.FIELDS.get(name, name) for name in options.RECIPE} <= {field.name for field in fields(Recipe)}
+    apart = {"compile", "data_dir", "download", "curvature"}  # what these set has another form
+    assert set(options.PLACE) - apart <= {field.name for field in fields(Place)}
 
 
 def test_methods_are_listed_with_their_cost():
@@ -80,10 +99,16 @@ def test_usage_errors_are_one_line(line):
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 @pytest.mark.parametrize("line", ["methods sam", "paper list", "paper show s0/table1"])
-def test_a_terminal_without_greek_letters(line, encoding):
-    command = [sys.executable, "-m", "steppe", *line.split()]
-    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding})
-    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+def test_a_terminal_without_greek_letters(line, encoding, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["steppe", *line.split()])
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    sys.stdout.flush()
+    assert sys.stdout.buffer.getvalue().strip()
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):

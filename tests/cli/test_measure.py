@@ -138,25 +138,26 @@ class Stopping:
         monkeypatch.setattr(checkpoints, "SAVE_EVERY", 0.0)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
-def test_a_stopped_command_goes_on_where_it_was(run, tmp_path, share):
+def test_a_stopped_command_goes_on_where_it_was(run, tmp_path):
     command = ("measure", "start.pt", "end.pt", *COMMON, *ALL, "--rtol", "0.02")
     with pytest.MonkeyPatch.context() as patch:
         whole = Stopping(patch, 10**9)
         assert run(*command, "--out", "unbroken").exit_code == 0
-    with pytest.MonkeyPatch.context() as patch:
-        Stopping(patch, int(share * whole.products))
-        stopped = run(*command)
-    assert stopped.exit_code == 130
-    assert "Run the same command again" in stopped.stderr and "--no-resume" in stopped.stderr
-    assert (tmp_path / "curvature" / ".partial").exists()
-    with pytest.MonkeyPatch.context() as patch:
-        rest = Stopping(patch, 10**9)
-        resumed = run(*command)
-    assert resumed.exit_code == 0, resumed.output
-    assert measured(tmp_path / "curvature") == measured(tmp_path / "unbroken")
-    assert rest.products < whole.products
-    assert not list((tmp_path / "curvature" / ".partial").glob("*"))  # all is done: nothing is kept
+    for share in (0.1, 0.6, 0.95):
+        with pytest.MonkeyPatch.context() as patch:
+            Stopping(patch, int(share * whole.products))
+            stopped = run(*command)
+        assert stopped.exit_code == 130
+        assert "Run the same command again" in stopped.stderr and "--no-resume" in stopped.stderr
+        assert (tmp_path / "curvature" / ".partial").exists()
+        with pytest.MonkeyPatch.context() as patch:
+            rest = Stopping(patch, 10**9)
+            resumed = run(*command)
+        assert resumed.exit_code == 0, resumed.output
+        assert measured(tmp_path / "curvature") == measured(tmp_path / "unbroken")
+        assert rest.products < whole.products
+        assert not list((tmp_path / "curvature" / ".partial").glob("*"))  # all is done: nothing is kept
+        shutil.rmtree(tmp_path / "curvature")
 
 
 def kept(tmp_path: Path) -> dict[Path, bytes]:
@@ -208,7 +209,7 @@ def test_a_killed_command_goes_on(run, tmp_path):
     here = Path(__file__).parent
     paths = [str(here.parent), str(here.parents[1] / "src"), str(tmp_path), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    killed = subprocess.run([sys.executable, "-c", KILLED, *command], env=environment, timeout=120, check=False)
+    killed = subprocess.run([sys.executable, "-c", KILLED, *command], env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
     resumed = run(*command)
     assert resumed.exit_code == 0 and "going on: eigenvalues were found before" in resumed.stderr

@@ -17,7 +17,7 @@ from helpers.photographs import PIECES, Known, World, pieces, write
 from steppe.lab.data import load
 from steppe.lab.data.imagenet_sets import OF_ALL, OTHER_SETS, ImageNet
 from steppe.lab.recipe.recipe import Recipe
-from steppe.lab.training.batches import _data
+from steppe.lab.training.batches import cached_data
 from steppe.lab.training.ranks import Ranks
 from steppe.lab.training.round_robin import train_round_robin
 from steppe.lab.training.run import Run
@@ -166,7 +166,7 @@ def test_data_that_is_no_folder_is_said_not_to_be_tested(capsys):
 
 def told(world: World) -> str:
     """The error before a run, which is that at its end too."""
-    _data.cache_clear()  # files may have been renamed
+    cached_data.cache_clear()  # files may have been renamed
     data = load(f"folder:{world.imagenet}")
     with pytest.raises(UserError) as error:
         OtherSets().before(data)

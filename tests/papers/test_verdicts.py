@@ -1,23 +1,16 @@
-"""What is kept, how it is looked up, and which verdicts follow from it."""
+"""Which verdicts follow from results."""
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 
 import pytest
-from typer.testing import CliRunner
 
 from helpers.paper_records import CURVATURE, fill, kept, record
-from steppe.cli.app import app
 from steppe.lab.records import write_record
-from steppe.lab.runner.local import Place
 from steppe.papers.claims import Claim, Finding, falls_along, judge
 from steppe.papers.registry import claims, experiments, find, trends
-from steppe.papers.run import plan, run
 from steppe.papers.store import Results, collect
-from steppe.support.errors import UserError
 
 TABLE = "s0/table1"
 CELL = "cifar10/cnn-5/gam"
@@ -31,96 +24,6 @@ def judged(results: Results, cell: str = CELL, experiment: str = TABLE):
 def trend(name: str, results: Results):
     found = next(t for t in trends() if t.name == name)
     return found.judge(experiments(), results)
-
-
-# Keeping
-
-
-def test_collect_merges_folders_and_keeps_each_run_once(tmp_path):
-    one, two, into = tmp_path / "one", tmp_path / "two", tmp_path / "results"
-    fill(one, TABLE, {CELL: [0.69, 0.70]})
-    fill(two, TABLE, {CELL: [0.69, 0.70, 0.71], "cifar10/cnn-5/sgd": [0.66]})
-    table = find(TABLE)
-    assert collect(one, table, "full", into) == (2, 2)
-    assert collect(two, table, "full", into) == (4, 2)
-    text = (into / "s0-table1.jsonl").read_text("utf-8")
-    assert collect(one, table, "full", into) == (4, 0)
-    assert (into / "s0-table1.jsonl").read_text("utf-8") == text  # nothing changes, not even the order
-    assert [p.name for p in into.iterdir()] == ["s0-table1.jsonl"]  # and nothing is left beside it
-    lines = [json.loads(line) for line in text.splitlines()]
-    assert [(line["cell"].split("/")[-1], line["seed"]) for line in lines] == [
-        ("sgd", 0),
-        *(("gam", i) for i in range(3)),
-    ]
-    assert all(len(line) < 2000 for line in text.splitlines())
-
-
-def test_a_run_again_without_its_measurements_does_not_take_their_place(tmp_path):
-    runs, into = tmp_path / "runs", tmp_path / "results"
-    for accuracy, curvature in ((0.7, CURVATURE), (0.71, None), (0.72, CURVATURE)):
-        write_record(record(TABLE, CELL, 0, accuracy, curvature=curvature), runs)
-        assert collect(runs, find(TABLE), "full", into)[0] == 1
-        line = json.loads((into / "s0-table1.jsonl").read_text("utf-8"))
-        assert line["final"]["test_accuracy"] == {0.7: 0.7, 0.71: 0.7, 0.72: 0.72}[accuracy]
-        assert line["curvature"]
-
-
-def test_what_is_kept(tmp_path):
-    runs = tmp_path / "runs"
-    one = record(TABLE, CELL, 4, 0.7, seconds=8.0, metrics={"gamma": [0.2, 1 / 3], "slope": [1.0, 2.0]})
-    write_record(one, runs)
-    collect(runs, find(TABLE), "full", tmp_path)
-    line = json.loads((tmp_path / "s0-table1.jsonl").read_text("utf-8"))
-    assert (line["key"], line["seed"], line["scale"], line["status"]) == (one["key"], 4, "full", "done")
-    assert line["epochs"]["test_accuracy"] == [0.35, 0.7]
-    assert line["metrics"] == {"gamma": [[0.2, 0.33333], [0.2, 0.33333]]}
-    assert line["final"]["seconds"] == 8.0
-    assert line["final"]["images_per_second"] == 2 * 1000 / 8.0
-    assert line["recipe"]["method"] == "gam" and "momentum" not in line["recipe"]
-    assert line["environment"] == one["environment"]
-
-
-def test_unfinished_and_foreign_runs_are_left(tmp_path):
-    runs = tmp_path / "runs"
-    write_record(record(TABLE, CELL, 0, 0.7) | {"status": "running"}, runs)
-    write_record(record("s0/fig6", "batch/50", 0, 0.7), runs)
-    write_record(record(TABLE, CELL, 1, 0.7, scale="small"), runs)
-    assert collect(runs, find(TABLE), "full", tmp_path / "r") == (0, 0)
-    assert not list((tmp_path / "r").iterdir())
-    assert collect(runs, find(TABLE), "small", tmp_path / "r") == (1, 1)
-
-
-def test_a_damaged_results_file_is_named(tmp_path):
-    (tmp_path / "s0-table1.jsonl").write_text('{"format": "other"}\n', "utf-8")
-    with pytest.raises(UserError, match=r"s0-table1\.jsonl, line 1, is not a result"):
-        Results.read(tmp_path)
-
-
-def test_figures_find_the_runs_of_tables(tmp_path):
-    """γ every step on CIFAR-10 with CNN-5 is Table 1's cell: nobody has to run it twice."""
-    results = kept(tmp_path, TABLE, {CELL: [0.7, 0.71]})
-    assert results.of(find("s0/fig3"), "period-1").finished("test_accuracy") == {0: 0.7, 1: 0.71}
-    assert results.of(find("s0/fig6"), "T/2").finished("test_accuracy") == {0: 0.7, 1: 0.71}
-    assert results.of(find("s0/fig3"), "period-2").records == []
-    assert results.best(find("s0/fig3"), "period-2")[0] == ""
-
-
-def test_runs_without_the_measurements_do_not_count(tmp_path):
-    results = kept(tmp_path, "s2/table7", {"cifar10/sgd": [0.95]})
-    assert len(results.of(find("s2/table1"), "cifar10/resnet-18/basic/sgd").records) == 1
-    assert results.of(find("s2/fig3"), "cifar10/sgd").records == []
-    assert results.of(find("s2/fig5"), "cifar10/sgd").records == []
-
-
-def test_a_folder_of_another_table_is_refused_where_measurements_are_wanted(tmp_path):
-    experiment = find("s2/fig5")
-    recipe = experiment.recipe(experiment.cell("cifar10/sgd"), "smoke")
-    plain = find("s2/table7")
-    assert plain.recipe(plain.cell("cifar10/sgd"), "smoke") == recipe
-    run(plan(plain, "smoke", 1, ["cifar10/sgd"]), Place(tmp_path))
-    place = Place(tmp_path, measuring=experiment.measuring_at("smoke"))
-    with pytest.raises(UserError, match="lacks measurements: choose another --out"):
-        run(plan(experiment, "smoke", 1, ["cifar10/sgd"]), place)
 
 
 # Numbers
@@ -361,119 +264,3 @@ def test_words_about_two_estimates_and_the_angle_are_found_at_small_scale_too(tm
     assert (alike.holds, alike.scale, alike.said) == (True, "small", "rank correlation 1.00 over 4 cells")
     _, angle = trend("small-angle", results)
     assert (angle.holds, angle.scale, angle.said[:28]) == (True, "small", "lowest mean of an epoch 0.96")
-
-
-# The command
-
-
-def command(*args: str):
-    return CliRunner().invoke(app, ["paper", *args], env={"COLUMNS": "250"})
-
-
-WRONG = {
-    "shwo s0/table1": "no command 'shwo': did you mean show?",
-    "show s0/tabel1": "no table or figure 's0/tabel1': did you mean s0/table1",
-    "run s0/table1 --cells cnn-6": "no cell of s0/table1 'cnn-6': did you mean cnn-",
-    "run s0/table1 --scale tiny": "no scale 'tiny'",
-    "run s0/table1 --seeds 0": "--seeds must be at least 1, not 0",
-    "run s0/table1 --seeds many": "Invalid value for '--seeds'",
-    "run s0/table1 --cells gam --device tpu:9": "--device tpu:9 cannot be used",
-    "run s0/table1 --cells cifar10/cnn-5": "cifar-10 is not in",
-    "collect missing s0/table1": "there is no folder missing",
-    "collect . s0/table1 --scale smoke": "smoke runs are not worth keeping",
-    "show s0/table1 --results missing": "there is no folder missing",
-    "figures out --name s0/table1": "no figure 's0/table1'",
-}
-
-
-@pytest.mark.parametrize(("typed", "said"), WRONG.items(), ids=str)
-def test_mistakes_get_one_line(typed, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
-    result = command(*typed.split())
-    assert result.exit_code == 2
-    errors = [line for line in result.stderr.splitlines() if line.startswith("steppe: ") and "left out" not in line]
-    assert len(errors) == 1 and said in errors[0]
-
-
-def test_run_resumes_collects_and_shows(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    args = ("run", "s0/table1", "--cells", "mnist/mlp-3/sgd,mnist/mlp-3/gam", "--scale", "smoke", "--seeds", "2")
-    first = command(*args, "--together", "2", "--jobs", "1")
-    assert first.exit_code == 0, first.output
-    records = sorted((tmp_path / "runs" / "s0-smoke").glob("*.json"))
-    assert len(records) == 4
-    before = [path.stat().st_mtime_ns for path in records]
-    again = command(*args)
-    assert again.exit_code == 0 and "4 of 4 runs were done before" in again.stderr
-    assert [path.stat().st_mtime_ns for path in records] == before
-    (tmp_path / "kept").mkdir()
-    put = command("collect", "runs/s0-smoke", "s0/table1", "--scale", "smoke", "--results", "kept")
-    assert "4 runs, 4 of them new" in put.stdout
-    shown = command("show", "s0/table1", "--results", "kept", "--scale", "smoke")
-    assert shown.exit_code == 0 and "not in the paper, smaller scale (smoke scale)" in shown.stdout
-    assert "not run: 66 more cells" in shown.stdout  # at this scale fashion/mlp-3/sgd is mnist's
-
-
-@pytest.mark.parametrize("damaged", ["", '{"format": "steppe-paper/1", "cell"', "[]", '{"format": "steppe-paper/1"}'])
-def test_a_damaged_computed_result_is_computed_again(damaged, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    smoke, into = ("--scale", "smoke", "--out", "runs"), ("--scale", "smoke", "--results", "kept")
-    assert command("run", "s1/fig3", *smoke).exit_code == 0
-    path = tmp_path / "runs" / "s1-fig3-gsam-smoke-seed0.json"
-    values = json.loads(path.read_text("utf-8"))["values"]
-    path.write_text(damaged, "utf-8")
-    said = "s1-fig3-gsam-smoke-seed0.json is not a result of the format steppe-paper/1 and does not count"
-    put = command("collect", "runs", "s1/fig3", *into)
-    assert put.exit_code == 0 and said in put.stderr and "2 runs, 2 of them new" in put.stdout
-    again = command("run", "s1/fig3", *smoke)
-    assert again.exit_code == 0 and said in again.stderr
-    assert json.loads(path.read_text("utf-8"))["values"] == values
-    assert "3 runs, 1 of them new" in command("collect", "runs", "s1/fig3", *into).stdout
-
-
-def test_figures_without_matplotlib(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
-    result = command("figures", str(tmp_path / "figures"), "--name", "s1/fig3")
-    assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
-    assert result.stderr.startswith("steppe: drawing figures needs matplotlib: pip install matplotlib")
-    assert result.stderr.count("\n") == 1
-
-
-def test_list_and_show_say_not_run(tmp_path):
-    listed = command("list", "--results", str(tmp_path))
-    assert listed.exit_code == 0 and listed.stdout.count("not run") == len(experiments())
-    cells = command("list", "s0/fig3", "--results", str(tmp_path))
-    assert "gam:period=10,lr_times_period=true" in cells.stdout
-    shown = command("show", "s0/table1", "--results", str(tmp_path)).stdout
-    assert "69.40 ± 0.15" in shown and "GAM is above SGD in every column: not run" in shown
-
-
-def test_one_scale_alone_is_shown(tmp_path):
-    """Neither numbers nor words of another scale stand below a table."""
-    cells = {"adam": [0.5, 0.52, 0.51], "adam-40": [0.53, 0.54, 0.52], "sam": [0.6, 0.61, 0.64]}
-    kept(tmp_path, "extra/equal-cost", cells, "small", curvature=CURVATURE)
-    kept(tmp_path, "s0/fig6", {"T/2": [0.7, 0.71], "T/4": [0.1, 0.1]}, "small")
-
-    def shown(name: str, scale: str) -> str:
-        return command("show", name, "--results", str(tmp_path / "results"), "--scale", scale).stdout
-
-    table, unstable = "at equal cost (Holm's correction", "GAM can become unstable for large T: run at smaller scale"
-    assert table in shown("extra/equal-cost", "small") and table not in shown("extra/equal-cost", "full")
-    assert "All methods at equal cost: CNN-5 on CIFAR-10: not run at full scale" in shown("extra/equal-cost", "full")
-    assert unstable in shown("s0/fig6", "small") and unstable not in shown("s0/fig6", "full")
-    assert "s0/fig6 · Figure 6: T, batch size and ε: not run at full scale" in shown("s0/fig6", "full")
-
-
-def test_cells_without_data_are_left_out_and_named(tmp_path, monkeypatch):
-    """Where some data is there, the rest of a table runs."""
-    from steppe.cli.commands.paper import run as commands
-    from steppe.papers.experiment import SETS
-
-    monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
-    planned = plan(find("s0/table1"), "smoke", 1, ["mnist/mlp-3/sgd"])
-    mixed = plan(find("s0/table1"), "full", 1, ["mnist/mlp-3/sgd"])
-    assert commands._with_data(planned, None).cells == planned.cells
-    with pytest.raises(UserError, match="mnist is not in"):
-        commands._with_data(mixed, None)
-    assert mixed.jobs[0].recipe.data == f"{SETS}:mnist"

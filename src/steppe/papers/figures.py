@@ -168,7 +168,8 @@ def _settings(kept: FigureResults) -> Figure:
 def _trajectories(kept: FigureResults) -> Figure:
     figure, (axis,) = axes_for(1, 4.6, 4.0)
     side = torch.linspace(-2, 3, 120)
-    heights = [[float(s1_gsam.surface(torch.stack((x, y)))) for x in side] for y in side]
+    grid = torch.cartesian_prod(side, side).flip(1)  # x runs fastest
+    heights = torch.vmap(s1_gsam.surface)(grid).reshape(len(side), len(side))
     axis.contourf(side, side, heights, levels=30, cmap="Greys", alpha=0.6)
     for number, (name, group) in enumerate(kept.groups().items()):
         path = group.records[0]["values"]["path"]

@@ -185,8 +185,8 @@ def _to_collect(experiment: Experiment, results: Results, scales: Sequence[str])
                 if "uncollected" in record:
                     found.setdefault((record["uncollected"], scale), set()).add(record["key"])
     return [
-        f"{len(keys)} of these runs are not collected; to keep them: steppe paper collect {folder} {experiment.name}"
-        + (f" --scale {scale}" if scale != "full" else "")
+        f"{'1 run is' if len(keys) == 1 else f'{len(keys)} runs are'} not collected yet: "
+        f"steppe paper collect {folder} {experiment.name}" + (f" --scale {scale}" if scale != "full" else "")
         for (folder, scale), keys in found.items()
     ]
 
