@@ -38,7 +38,7 @@ class SAMPa(Method):
     advice = "SAM whose two gradients can be computed at the same time."
     ranges = "rho 0.1, lam 0.2."
     cost = 2
-    copies = 3
+    copies = 4
     radius = "rho"
     nonnegative = ("rho", "lam")
     needs = frozenset({"auxiliary"})
@@ -49,7 +49,7 @@ class SAMPa(Method):
             raise RuntimeError("SAMPa looks one step of the learning rate ahead, and the base optimizer has none")
         y = ctx.memory["y"]
         ahead = yield Look(-1.0 * (ctx.lr * y))
-        ctx.remember(y=ahead.grad)
+        ctx.remember(y=ahead.grad.clone())  # FSDP2's gradients cannot be saved: their storage is not their own
         there = yield Look(self.rho * ascent(y), batch="auxiliary")
         return (1 - self.lam) * there.grad + self.lam * ahead.grad
 
