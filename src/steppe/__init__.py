@@ -24,6 +24,7 @@ from .method import (
     reusing,
 )  # fmt: skip
 from .methods import by_name, method_names
+from .methods.norm_only import norm_only
 from .optimizer import SharpnessAware, wrap
 from .schedules import linear_in_lr
 from .testing import drive
@@ -37,8 +38,8 @@ __version__ = "0.1.0"
 __all__ = [
     "HERE", "HVP", "Captured", "Context", "FixedScale", "Look", "Looks", "Memory", "Method", "Number", "Pass",
     "Replayed", "Schedule", "Seen", "SharpnessAware", "Space", "Vector", "adaptive_ascent", "ascent", "by_name",
-    "capture", "drive", "linear_in_lr", "method_names", "methods", "reject", "reusing", "unit", "with_auxiliary",
-    "wrap",
+    "capture", "drive", "linear_in_lr", "method_names", "methods", "norm_only", "reject", "reusing", "unit",
+    "with_auxiliary", "wrap",
 ]  # fmt: skip
 
 _methods = {cls.__name__: cls for cls in methods.registry.own_methods()}
