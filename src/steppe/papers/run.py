@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from ..lab.records import environment, now
 from ..lab.runner.finished import run_lock
-from ..lab.runner.local import Job, News, Place, Tell, done_already, perform
+from ..lab.runner.local import Job, Place, Tell, done_already, news_of, perform
 from ..support.errors import UserError
 from .experiment import Cell, Experiment, select
 from .store import FORMAT, Line, computed_key, read_computed, write_computed
@@ -88,7 +88,7 @@ def _perform_watched(jobs: list[Job], place: Place, watch: Any, tell: Tell) -> N
             for job in group:
                 locks.enter_context(run_lock(place.folder, job.recipe.key))
                 if (record := done_already(job, place.folder)) is not None:
-                    tell(_news(record, before=True))
+                    tell(news_of(record, before=True))
                     continue
                 one = WatchedRun(
                     job.recipe, place.folder, device=place.device, data_root=place.data_root, role=job.role,
@@ -106,15 +106,9 @@ def _reporter(tell: Tell) -> Callable[[Any], None]:
         state = (len(run.record["epochs"]), run.record["status"])
         if seen.get(run.recipe.key) != state:
             seen[run.recipe.key] = state
-            tell(_news(run.record))
+            tell(news_of(run.record))
 
     return report
-
-
-def _news(record: Mapping[str, Any], before: bool = False) -> News:
-    ended = record["status"] != "running"
-    said = record["verdict"] or f"{100 * record['epochs'][-1]['test_accuracy']:.2f} %" if ended else ""
-    return News(record["key"], len(record["epochs"]), ended, said, before)
 
 
 def _computed(experiment: Experiment, cell: Cell, scale: str, seed: int) -> Line:

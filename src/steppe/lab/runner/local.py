@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...support.errors import UserError, user_function
+from ...support.errors import UserError, require, user_function
 from ..recipe.recipe import Recipe
 from ..records import Record, RecordWarning, label_for, write_record
 from ..training.final_curvature import Measuring
@@ -151,24 +151,33 @@ def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None
                 runs.append(run)
             else:
                 records[job.recipe.key] = record
-                tell(replace(_news(record), before=True))
+                tell(news_of(record, before=True))
         seen: dict[str, int] = {}
 
         def after_step(run: Run) -> None:
             epoch = len(run.record["epochs"])
             if seen.get(run.recipe.key) != epoch or run.record["status"] != "running":
                 seen[run.recipe.key] = epoch
-                tell(_news(run.record))
+                tell(news_of(run.record))
 
         train_round_robin(runs, after_step)
     records |= {run.recipe.key: run.record for run in runs}
     return [records[job.recipe.key] for job in jobs]
 
 
-def _news(record: Record) -> News:
+def news_of(record: Record, before: bool = False) -> News:
+    """The progress of a run by its record."""
     ended = record["status"] != "running"
     said = record["verdict"] or f"{100 * record['epochs'][-1]['test_accuracy']:.2f} %" if ended else ""
-    return News(record["key"], len(record["epochs"]), ended, said)
+    return News(record["key"], len(record["epochs"]), ended, said, before)
+
+
+def done_before(jobs: Sequence[Job], folder: Path, tell: Tell) -> dict[str, Record]:
+    """The records of the jobs that are finished already, by key; `tell` hears of each."""
+    records = {job.recipe.key: found for job in jobs if (found := done_already(job, folder)) is not None}
+    for record in records.values():
+        tell(news_of(record, before=True))
+    return records
 
 
 def logger_maker(name: str) -> Callable[[str], Any] | None:
@@ -179,11 +188,7 @@ def logger_maker(name: str) -> Callable[[str], Any] | None:
         return user_function("logger", name)
     if name != "tensorboard":
         raise UserError(f"no logger {name!r}: there are tensorboard and your own, package.module:function")
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError("logging to tensorboard needs it: pip install tensorboard") from None
-    return SummaryWriter
+    return require("torch.utils.tensorboard", "tensorboard", "--log tensorboard").SummaryWriter
 
 
 # Several processes
@@ -191,9 +196,7 @@ def logger_maker(name: str) -> Callable[[str], Any] | None:
 
 def perform(jobs: Sequence[Job], place: Place, workers: int = 1, tell: Tell = lambda news: None) -> list[Record]:
     """Train all jobs in `workers` processes; return their records in the order of the jobs."""
-    records = {job.recipe.key: found for job in jobs if (found := done_already(job, place.folder)) is not None}
-    for record in records.values():
-        tell(replace(_news(record), before=True))
+    records = done_before(jobs, place.folder, tell)
     waiting = [job for job in jobs if job.recipe.key not in records]
     waiting.sort(
         key=lambda job: (job.recipe.seed, -job.work)

@@ -7,23 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...support.errors import UserError, describe, one_line
+from ...support.errors import UserError, describe, one_line, require
 from ..records import Record, write_record
 from .finished import finished_record
-from .local import Job, News, Place, Tell, done_already, train_jobs
+from .local import Job, Place, Tell, done_before, news_of, train_jobs
 
 
 def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int, tell: Tell) -> list[Record]:
     """Train all jobs on a Ray cluster; without an address, start a local one."""
-    try:
-        import ray
-        from ray.exceptions import RayTaskError
-    except ImportError:
-        raise UserError("--on ray needs it: pip install ray") from None
+    ray = require("ray", "ray", "--on ray")
     # Look for finished runs here first: the machines of the cluster may not share our disk.
-    records = {job.recipe.key: found for job in jobs if (found := done_already(job, place.folder)) is not None}
-    for record in records.values():
-        tell(News(record["key"], len(record["epochs"]), True, record["verdict"], before=True))
+    records = done_before(jobs, place.folder, tell)
     waiting = [job for job in jobs if job.recipe.key not in records]
     if waiting and not ray.is_initialized():
         options: dict[str, Any] = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
@@ -40,14 +34,14 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
         job = going.pop(ready)
         try:
             record = ray.get(ready)
-        except RayTaskError as error:
+        except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, UserError):
                 raise UserError(one_line(error.cause)) from None
             raise
         if finished_record(job.recipe, place.folder) is None:
             write_record(record, place.folder)
         records[record["key"]] = record
-        tell(News(record["key"], len(record["epochs"]), True, record["verdict"]))
+        tell(news_of(record))
     return [records[job.recipe.key] for job in jobs]
 
 

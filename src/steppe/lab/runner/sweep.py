@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ...support.errors import UserError, describe, unknown
+from ...support.errors import UserError, describe, require, unknown
 from ..recipe.method_text import make_method, pieces_of, plain_value, with_settings
 from ..recipe.own_code import code_of
 from ..recipe.recipe import Recipe
@@ -205,10 +205,7 @@ def sqlite_url(path: Path) -> str:
 def _study(url: str, name: str, sampler: str) -> Any:
     if sampler not in ("tpe", "random"):
         raise unknown("sampler", sampler, ("tpe", "random"))
-    try:
-        import optuna
-    except ImportError:
-        raise UserError("sampling needs optuna: pip install optuna (a --grid does not)") from None
+    optuna = require("optuna", "optuna", "a search with --range")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         study = optuna.create_study(study_name=name, storage=url, direction="maximize", load_if_exists=True)

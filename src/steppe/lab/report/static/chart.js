@@ -67,7 +67,7 @@ function scale(domain, range, log, count, whole = false) {
   return { to, domain, range, log, ticks: (log ? logTicks : ticks)(domain[0], domain[1], count, whole) };
 }
 
-// The range of some values with a little air; on a log axis only what is positive counts.
+// The range of the values with a margin; on a log axis only positive values count.
 function extent(values, log, air = 0.06) {
   const good = values.filter((v) => v !== null && v !== undefined && isFinite(v) && (!log || v > 0));
   if (!good.length) return log ? [0.1, 1] : [0, 1];
@@ -126,7 +126,7 @@ function drawChart(host, spec) {
   addReadout(host, svg, spec.scatter, readable.filter((r) => r.points.length), inner);
 }
 
-// Points above one another are set side by side, the first of them where it belongs.
+// Points with the same x are moved apart; the first of them stays in place.
 function moveApart(series, xs) {
   const points = series.filter((s) => !s.faint).flatMap((s) => s.points);
   const seen = [];
@@ -168,7 +168,7 @@ function drawAxes(svg, xs, ys, inner, spec) {
   }, axes, spec.y.title);
 }
 
-// What belongs to one series, in its colour; pointing at any of it lights all of it.
+// The elements of one series, in its colour; pointing at one of them highlights all.
 function groupOf(series, kind, parent) {
   return element("svg:g", { class: kind, "data-series": series.name, style: `--colour:${series.style.colour}` }, parent);
 }
@@ -217,7 +217,7 @@ function drawSeries(plot, series, xs, ys, inner) {
   return { series, name: series.name, points: at };
 }
 
-// What is under the pointer, or the point that the arrow keys are at.
+// A tooltip for the point under the pointer or selected by the arrow keys.
 function addReadout(host, svg, scatter, readable, inner) {
   const tip = element("div", { class: "tip", role: "status", hidden: "" }, host);
   const ring = element("svg:circle", { r: 7, class: "ring", visibility: "hidden" }, svg);
@@ -251,7 +251,7 @@ function addReadout(host, svg, scatter, readable, inner) {
   svg.addEventListener("pointermove", look);
   svg.addEventListener("pointerdown", look);
   svg.addEventListener("pointerleave", (event) => {
-    if (event.pointerType !== "touch") hide(); // a finger leaves at once, and what it showed stays
+    if (event.pointerType !== "touch") hide(); // a finger leaves at once: its tooltip stays
   });
   svg.addEventListener("blur", hide);
   svg.addEventListener("keydown", (event) => {
@@ -268,7 +268,7 @@ function addReadout(host, svg, scatter, readable, inner) {
   });
 }
 
-// One series in full colour, the others pale; none: all as they are.
+// Highlight one series and fade the others; without a name, reset all.
 function heat(root, name) {
   for (const g of root.querySelectorAll("[data-series]")) {
     g.classList.toggle("cold", name !== null && g.dataset.series !== name);

@@ -1,12 +1,12 @@
 "use strict";
-// The figures of one problem: what each is drawn from.
+// The figures of one problem: the data that each is drawn from.
 
 const COLOURS = 8, DASHES = [null, "7 3", "2 3", "9 3 2 3"], LONGER = ["5 4", "2 3", "8 3 2 3"];
 const MARKERS = ["circle", "square", "triangle", "diamond", "plus", "down"];
 const AXES = { epoch: "epochs", gradients: "gradient evaluations", seconds: "seconds of training" };
-const FEW = 8; // methods that can be told apart at once
+const FEW = 8; // methods that can be distinguished in one chart
 
-// Colour, dashes and marker by the place in the table: the same in all figures.
+// Colour, line style and marker by the row in the table: the same in all figures.
 function styles(groups) {
   let k = 0, longer = 0;
   return new Map(groups.map((group) => {
@@ -14,7 +14,7 @@ function styles(groups) {
     if (group.role === "equal-cost") {
       return [group.label, { colour: "var(--base)", dash: LONGER[longer++ % 3], marker: "circle", open: true }];
     }
-    const place = (k % COLOURS) + Math.floor(k / COLOURS); // when colours repeat, dashes and markers do not
+    const place = (k % COLOURS) + Math.floor(k / COLOURS); // where colours repeat, line styles and markers differ
     const made = { colour: `var(--c${k % COLOURS})`, dash: DASHES[place % 4], marker: MARKERS[place % 6] };
     k++;
     return [group.label, made];
@@ -35,7 +35,7 @@ const FIGURES = {
     const axis = state.cost;
     const point = (g) => {
       const [value, error, low, high] = g.mean.map((v) => (v === null ? null : unit * v));
-      const trusted = g.n > 2; // two runs give an interval that is wider than any chart
+      const trusted = g.n > 2; // the interval of two runs is too wide for a chart
       const spread = error === null ? ", one run" : ` ± ${shown(error, 2)}, n = ${g.n}`;
       const said = [`${shown(value, 4)}${percent ? " %" : ""}${spread}`];
       if (low !== null) said.push(`95 % interval ${shown(low, 4)} to ${shown(high, 4)}`);
@@ -49,7 +49,7 @@ const FIGURES = {
     })).filter((s) => !s.faint || data.groups.length > FEW);
     const longest = groups.filter((g) => g.role === "equal-cost").sort((a, b) => b[axis] - a[axis])[0];
     for (const s of series) {
-      if (s.style.open && s.name !== longest.label) s.label = false; // one name for the line is enough
+      if (s.style.open && s.name !== longest.label) s.label = false; // one label for the whole line
     }
     const kept = outliersAside(series.map((s) => s.points[0].y));
     const inside = series.map((s) => s.points[0]).filter((p) => kept(p.y));
@@ -76,7 +76,7 @@ const FIGURES = {
     for (const group of data.groups) {
       const style = problem.styles.get(group.label), faint = problem.faint(group);
       if (faint && data.groups.length <= FEW) continue;
-      // In epochs the base trained longer is no comparison, and would squeeze the others together.
+      // Over epochs the base trained longer is not comparable, and would compress the other curves.
       if (state.axis === "epoch" && group.role === "equal-cost") continue;
       const points = (group.curves[name] || []).map((p) => ({
         x: p[column], y: p[3], low: p[4], high: p[5],

@@ -1,7 +1,7 @@
 "use strict";
-// Names at the ends of curves or beside points: pushed apart at the right edge, elsewhere put where there is room.
+// Labels at the ends of curves or beside points: moved apart at the right edge, elsewhere placed where there is room.
 
-const GAP = 15; // between the lines of two names
+const GAP = 15; // between two labels
 
 function labelSeries(svg, named, readable, inner, scatter) {
   const all = readable.filter((r) => !r.series.faint && r.points.length).map((r) => {
@@ -20,14 +20,14 @@ function labelSeries(svg, named, readable, inner, scatter) {
   for (const e of spots.filter((one) => !atEdge.includes(one))) {
     const room = placesFor(e, all, scatter).find(([x, y]) => x > inner.x0 && x + e.w < inner.x1 + 12
       && y > 7 && y < inner.y0 - 4 && !taken.some((t) => overlap(t, [x, y - 7, x + e.w, y + 7])));
-    if (!room) continue; // the legend and the readout still name it
+    if (!room) continue; // the legend and the tooltip still have the name
     [e.lx, e.ly] = room;
     taken.push(boxOf(e));
   }
   for (const e of spots.filter((one) => one.lx !== undefined)) drawName(svg, e);
 }
 
-// One below the other at the right edge, as near to their ends as there is room.
+// One below the other at the right edge, as close to the ends of their curves as possible.
 function pushApart(ends, inner) {
   ends.forEach((e, k) => {
     e.lx = inner.x1 + 17;
@@ -40,7 +40,7 @@ function pushApart(ends, inner) {
   }
 }
 
-// Right or left of the point, a little higher or lower; or above or below all error bars there.
+// To the right or left of the point, slightly higher or lower; or above or below all error bars there.
 function placesFor(e, all, scatter) {
   const beside = [0, -13, 13, -26, 26].flatMap((d) => [[e.x + 10, e.y + d], [e.x - 10 - e.w, e.y + d]]);
   if (!scatter) return beside;

@@ -1,5 +1,5 @@
 "use strict";
-// The loss around the trained weights: surfaces that turn together, or maps with contours; all on one scale.
+// The loss around the trained weights: surfaces that rotate together, or maps with contours; all on one scale.
 
 const RAMP = [[18, 53, 91], [29, 106, 133], [74, 154, 140], [157, 191, 138], [230, 214, 144], [247, 241, 213]];
 const LEVELS = 9; // contours
@@ -18,7 +18,7 @@ function drawLandscapes(host, problem) {
     return (v) => (v === null ? null : (warp(v) - low) / span);
   };
   const logarithm = between((v) => Math.log10(Math.max(v, 1e-12)));
-  // Colours are always logarithmic: they show the small losses that a linear height cannot.
+  // Colours are always logarithmic: they show small losses that are invisible in a linear height.
   const shares = { colour: logarithm, height: problem.state.height === "log" ? logarithm : between((v) => v) };
   host.replaceChildren();
   const tiles = element("div", { class: "tiles" }, host);
@@ -107,7 +107,7 @@ function turn(problem, around, tilt) {
   problem.turn.tilt = Math.max(0.15, Math.min(1.5, problem.turn.tilt + tilt));
 }
 
-// Heights and colours on a grid so many times finer, by cubic curves through the measured points.
+// Heights and colours on a finer grid, by cubic interpolation of the measured points.
 function smooth(loss, times, shares) {
   const between = (list) => {
     const out = [], at = (k) => list[Math.max(0, Math.min(list.length - 1, k))];
@@ -126,7 +126,7 @@ function smooth(loss, times, shares) {
   return { height: finer(shares.height), colour: finer(shares.colour) };
 }
 
-// Far faces first, so that near ones cover them. Returns where each grid point is on the canvas.
+// Draws far faces first, so that near ones cover them. Returns the position of each grid point on the canvas.
 function paintSurface(pen, width, height, grid, view) {
   const n = grid.height.length, size = width * 0.345, rise = height * 0.55;
   const [ca, sa, ct, st] = [Math.cos(view.around), Math.sin(view.around), Math.cos(view.tilt), Math.sin(view.tilt)];
@@ -182,7 +182,7 @@ function paintMap(pen, width, height, loss, shares) {
   return loss.map((row, i) => row.map((_, j) => at(i, j)));
 }
 
-// Where the level crosses the edges of each cell, joined two by two.
+// The points where the level crosses the edges of each cell, joined in pairs.
 function contour(pen, loss, share, level, at) {
   const n = loss.length;
   pen.beginPath();

@@ -1,5 +1,5 @@
 "use strict";
-// What ties the page together: the legend, the choices, sorting, and drawing again when the width changes.
+// The behaviour of the page: the legend, the buttons, sorting, and redrawing when the width changes.
 
 function setUpProblem(section, data) {
   const quantity = Object.keys(data.quantities)[0];
@@ -59,7 +59,7 @@ function setUpChoice(choice, problem) {
   });
 }
 
-// Which groups a figure has something of.
+// The groups that have data for a figure.
 function concerned(kind, data) {
   const has = {
     cost: (g) => g.mean,
@@ -75,7 +75,7 @@ function concerned(kind, data) {
 function addLegend(host, problem) {
   const groups = concerned(host.dataset.chart, problem.data);
   const labelled = !["cost", "curves"].includes(host.dataset.chart);
-  if (groups.length < 2 || (labelled && groups.length <= FEW + 4)) return; // their rows and tiles carry names
+  if (groups.length < 2 || (labelled && groups.length <= FEW + 4)) return; // their rows and tiles have names
   const legend = element("div", { class: "legend", role: "group", "aria-label": "Show or hide" });
   for (const group of groups) {
     const chip = element("button", { type: "button", class: "chip", "data-label": group.label }, legend);
@@ -101,7 +101,7 @@ function toggle(problem, label) {
   drawAll(problem);
 }
 
-// The piece of line and the marker by which a group is known.
+// The line style and the marker of a group.
 function drawKeys(root, problem) {
   for (const key of root.querySelectorAll(".key[data-group]")) {
     const style = problem.styles.get(key.dataset.group);
@@ -123,7 +123,7 @@ function setUpSorting(table) {
       for (const one of heads) one.setAttribute("aria-sort", one === head ? next : "none");
       const sign = next === "ascending" ? 1 : -1;
       const value = (row) => row.cells[column].dataset.value;
-      // What has no value stays at the end, whichever way; the third press gives the first order back.
+      // Rows without a value stay at the end in both orders; the third click restores the original order.
       const rows = next === "none" ? first : [...first].sort((a, b) => {
         const [x, y] = [value(a), value(b)];
         if (x === "" || y === "") return (x === "") - (y === "");

@@ -1,5 +1,5 @@
 "use strict";
-// Densities one above the other, each on the same logarithmic axis: overlaid they could not be told apart.
+// Densities one above the other on the same logarithmic axis: on top of each other they could not be distinguished.
 
 // spec: {label, rows: [{name, style, points: [{x, y, said}]}], x: {title}, decades}
 function drawRidges(host, spec) {
@@ -32,7 +32,7 @@ function drawRidges(host, spec) {
   addReadout(host, svg, false, readable.filter((r) => r.points.length), inner);
 }
 
-// The first row says what its height means; the others are the same.
+// Only the first row has a vertical axis; the others have the same one.
 function drawRowAxis(svg, ys, inner) {
   const axes = element("svg:g", { class: "axes", "aria-hidden": "true" }, svg);
   const [low, high] = ys.domain, ends = [Math.ceil(Math.log10(low)), Math.floor(Math.log10(high))];
