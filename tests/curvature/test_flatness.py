@@ -131,7 +131,7 @@ def test_lower_bounds_are_lower_bounds_and_near_the_grid_maximum():
     zeroth, first = zeroth_order(objective, rho, restarts=6), first_order(objective, rho, restarts=6)
     assert zeroth.value == pytest.approx(best_loss, rel=2e-3)
     assert first.value == pytest.approx(rho * best_slope, rel=2e-2)
-    assert float(zeroth.offset.norm()) <= rho * (1 + 1e-9)
+    assert zeroth.offset is not None and float(zeroth.offset.norm()) <= rho * (1 + 1e-9)
     assert float(objective.loss(zeroth.offset)) - here == pytest.approx(zeroth.value, rel=1e-12)
     assert zeroth.spread >= 0 and zeroth.value == max(zeroth.starts.values())
 
@@ -151,7 +151,7 @@ def test_adaptive_measures_do_not_change_when_layers_are_rescaled():
     torch.manual_seed(2)
     x, y = digits(40, side=4)
 
-    def net() -> nn.Module:
+    def net() -> nn.Sequential:
         return nn.Sequential(
             nn.Flatten(), nn.Linear(16, 5, bias=False), nn.ReLU(), nn.Linear(5, 10, bias=False)
         ).double()
@@ -159,8 +159,8 @@ def test_adaptive_measures_do_not_change_when_layers_are_rescaled():
     model, rescaled = net(), net()
     rescaled.load_state_dict(model.state_dict())
     with torch.no_grad():
-        rescaled[1].weight.mul_(4.0)
-        rescaled[3].weight.div_(4.0)
+        rescaled.get_parameter("1.weight").mul_(4.0)
+        rescaled.get_parameter("3.weight").div_(4.0)
     one, other = (Objective(m, F.cross_entropy, (x, y)) for m in (model, rescaled))
     assert float(one.loss()) == pytest.approx(float(other.loss()), rel=1e-12)
     options = {"adaptive": True, "eta": 0.0}

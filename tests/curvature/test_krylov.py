@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.sparse.linalg
@@ -103,7 +105,8 @@ def test_scipy_agrees(all_problems, number):
     problem = all_problems[number][0]
     H = Hessian(problem.model, problem.loss_fn, problem.batches, mode=problem.mode)
     n = H.shape[0]
-    as_scipy = scipy.sparse.linalg.LinearOperator(
+    make: Any = scipy.sparse.linalg.LinearOperator
+    as_scipy = make(
         (n, n), matvec=lambda v: (H @ torch.from_numpy(np.ascontiguousarray(v).reshape(-1))).numpy(), dtype=np.float64
     )
     theirs = scipy.sparse.linalg.eigsh(as_scipy, k=3, which="LA", v0=np.ones(n), return_eigenvectors=False)
@@ -157,7 +160,8 @@ def test_a_restarted_run_serves_one_end_after_the_other(block):
     for seed in range(8):
         values = torch.randn(150, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         run = Krylov(torch.diag(values), block=block, seed=seed, max_basis=21)
-        for which, k in [("top", 2), ("bottom", 1), ("magnitude", 5), ("top", 6), ("bottom", 6)]:
+        asked: list[Any] = [("top", 2), ("bottom", 1), ("magnitude", 5), ("top", 6), ("bottom", 6)]
+        for which, k in asked:
             found = eigenvalues(run, k, which=which, rtol=1e-6)
             assert bool(found.converged.all())
             assert torch.allclose(found.values, extremes(values, which, k), rtol=1e-6)
@@ -212,14 +216,14 @@ def test_a_warm_start_saves_products():
     [
         (lambda A: eigenvalues(A, 0), "between 1"),
         (lambda A: eigenvalues(A, 99), "between 1"),
-        (lambda A: eigenvalues(A, which="LM"), "which"),
+        (lambda A: eigenvalues(A, which="LM"), "which"),  # pyright: ignore[reportArgumentType]
         (lambda A: eigenvalues(A, rtol=0), "rtol"),
         (lambda A: eigenvalues(A, 3, max_basis=4), "max_basis"),
         (lambda A: eigenvalues(A, 3, max_basis=8), "at least 9"),
         (lambda A: trace(A, rtol=-1), "rtol"),
-        (lambda A: trace(A, method="guess"), "method"),
+        (lambda A: trace(A, method="guess"), "method"),  # pyright: ignore[reportArgumentType]
         (lambda A: trace(A, max_matvecs=3), "max_matvecs"),
-        (lambda A: frobenius_squared(A, method="xtrace"), "method"),
+        (lambda A: frobenius_squared(A, method="xtrace"), "method"),  # pyright: ignore[reportArgumentType]
         (lambda A: spectrum(A, probes=1), "probes"),
         (lambda A: spectrum(A).log_det(torch.tensor([0.0])), "positive"),
         (lambda A: Krylov(torch.zeros(2, 3)), "square"),
@@ -243,7 +247,7 @@ def test_a_run_belongs_to_its_weights(measure):
     run = Krylov(Hessian(model, F.cross_entropy, digits(20, side=4)), block=2)
     run.extend(4)
     before = {name: w.clone() for name, w in model.state_dict().items()}
-    model[1].bias.data[0] += 1e-3
+    model.get_parameter("1.bias").data[0] += 1e-3
     with pytest.raises(ValueError, match="weights have changed"):
         measure(run)
     model.load_state_dict(before)

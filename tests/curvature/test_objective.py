@@ -91,8 +91,7 @@ def test_streaming_gives_the_same_and_reads_every_time(model):
     v = torch.ones(kept.shape[0], dtype=torch.float64)
     assert torch.allclose(streamed @ v, kept @ v, rtol=1e-13)
     before = len(reads)
-    streamed @ v
-    kept @ v
+    _ = streamed @ v, kept @ v
     assert len(reads) == before + 1
 
 
@@ -125,7 +124,7 @@ class OnceDifferentiable(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, slope):
+    def backward(ctx, slope):  # pyright: ignore[reportIncompatibleMethodOverride]
         return slope * (1 - ctx.saved_tensors[0].tanh() ** 2)
 
 
@@ -234,9 +233,9 @@ def test_data_that_changes_between_passes_is_refused(model):
 
     H = Hessian(model, F.cross_entropy, Augmented(), cache_bytes=0, way="fresh")
     v = torch.ones(H.shape[0], dtype=torch.float64)
-    H @ v
+    _ = H @ v
     with pytest.raises(ValueError, match="random"):
-        H @ v
+        _ = H @ v
 
 
 def test_a_loader_that_augments_from_torch_is_rewound(model):
@@ -300,13 +299,13 @@ def test_a_radius_must_be_positive(model, rho):
 def test_operators_refuse_what_they_cannot_multiply(model):
     H = Hessian(model, F.cross_entropy, digits(20, side=4))
     with pytest.raises(ValueError, match=str(H.shape[0])):
-        H @ torch.ones(3)
+        _ = H @ torch.ones(3)
     with pytest.raises(TypeError, match="already has"):
         Hessian(H.objective, F.cross_entropy)
     with pytest.raises(TypeError, match="give a model"):
         Hessian(model)
     with pytest.raises(ValueError, match="way"):
-        Hessian(H.objective, way="magic")
+        Hessian(H.objective, way="magic")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_linear_loss_has_a_zero_hessian(model):

@@ -6,6 +6,7 @@ import copy
 import gc
 import random
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,7 +175,8 @@ def test_gauss_newton_is_jacobian_transposed_times_loss_hessian_times_jacobian()
 
     J = torch.autograd.functional.jacobian(outputs, flat)
     B = torch.autograd.functional.hessian(lambda z: F.cross_entropy(z.reshape(9, 10), y), outputs(flat))
-    for way, chunk in (("auto", 1), ("auto", 8), ("forward", 1), ("forward", 8)):
+    ways: list[Any] = [("auto", 1), ("auto", 8), ("forward", 1), ("forward", 8)]
+    for way, chunk in ways:
         G = GaussNewton(model, F.cross_entropy, ragged((x, y), 4, 5), way=way, chunk=chunk)
         assert close(G.dense(), J.T @ B @ J, 1e-12)
 
@@ -220,7 +222,7 @@ def test_batches_beyond_the_memory_limit_are_built_anew(all_problems):
         assert close(H @ block, dense @ block, 1e-10)
     assert len(H._kept["auto"]) == 1  # the first is kept: it costs no more than any product does
     kept = Hessian(problem.model, problem.loss_fn, problem.batches)
-    kept @ block
+    _ = kept @ block
     assert len(kept._kept["auto"]) == 3
 
 
@@ -233,7 +235,7 @@ def test_a_model_without_second_derivative_falls_back_to_differences():
 
         @staticmethod
         @torch.autograd.function.once_differentiable
-        def backward(ctx, grad):
+        def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
             return 2 * ctx.saved_tensors[0] * grad
 
     class Net(nn.Module):
@@ -255,7 +257,7 @@ def test_a_model_without_second_derivative_falls_back_to_differences():
 
 def test_weight_normalisation_has_the_right_second_derivative():
     torch.manual_seed(0)
-    inner = nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)).double()
+    inner: Any = nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)).double()
     model = nn.Sequential(inner, nn.Tanh(), nn.Linear(5, 3).double())
     x, y = torch.randn(10, 4, dtype=torch.float64), torch.arange(10) % 3
     size, direction = inner.parametrizations.weight.original0, inner.parametrizations.weight.original1
@@ -311,7 +313,7 @@ def test_changes_of_a_buffer_and_of_the_mode_are_noticed(all_problems):
 @pytest.mark.parametrize("way", ["auto", "fresh", "difference"])
 def test_nothing_is_disturbed(mode, way):
     torch.manual_seed(3)
-    model = nn.Sequential(cnn(), nn.Dropout(0.3)).double()
+    model: Any = nn.Sequential(cnn(), nn.Dropout(0.3)).double()
     model.train()
     model[0][1].eval()  # a mixture of modes
     for p in model.parameters():
@@ -321,7 +323,12 @@ def test_nothing_is_disturbed(mode, way):
     loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True, generator=loader_generator)
     state = {k: v.clone() for k, v in model.state_dict().items()}
     modes = [m.training for m in model.modules()]
-    rngs = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), loader_generator.get_state()
+
+    def random_states() -> list[Any]:
+        numpy_state: Any = np.random.get_state()
+        return [torch.get_rng_state(), random.getstate(), numpy_state[1].tolist(), loader_generator.get_state()]
+
+    rngs = random_states()
     H = Hessian(model, F.cross_entropy, loader, mode=mode, way=way)
     v = torch.ones(H.shape[0], dtype=torch.float64)
     first, second = H @ v, H @ v
@@ -330,7 +337,7 @@ def test_nothing_is_disturbed(mode, way):
     assert all(torch.equal(state[k], t) for k, t in model.state_dict().items())
     assert [m.training for m in model.modules()] == modes
     assert all(bool((p.grad == 7).all()) and p.requires_grad for p in model.parameters())
-    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), loader_generator.get_state()
+    after = random_states()
     assert torch.equal(rngs[0], after[0]) and rngs[1] == after[1] and rngs[2] == after[2]
     assert torch.equal(rngs[3], after[3])
 
@@ -352,7 +359,7 @@ def test_an_exception_in_the_model_leaves_no_trace():
     rng = torch.get_rng_state()
     H = Hessian(model, F.cross_entropy, ragged(digits(20, side=4), 10, 10), mode="eval")
     with pytest.raises(KeyError) as caught:
-        H @ torch.ones(H.shape[0], dtype=torch.float64)
+        _ = H @ torch.ones(H.shape[0], dtype=torch.float64)
     assert caught.value.args == ("boom",)
     assert model.training and model.inner.training
     assert torch.equal(rng, torch.get_rng_state())
@@ -361,7 +368,7 @@ def test_an_exception_in_the_model_leaves_no_trace():
 def test_a_dropped_operator_frees_its_graph():
     model, data = mlp(4).double(), digits(20, side=4)
     H = Hessian(model, F.cross_entropy, data)
-    H @ torch.ones(H.shape[0], dtype=torch.float64)
+    _ = H @ torch.ones(H.shape[0], dtype=torch.float64)
     kept = weakref.ref(H._kept["auto"][0].product)
     assert kept() is not None
     del H

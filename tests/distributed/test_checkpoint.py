@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -172,7 +173,7 @@ def test_asking_for_the_state_before_the_first_step_changes_no_weight(base, wrap
     """Checkpointing makes state by a step at learning rate zero; that is not a step of the training."""
     net, opt = build(wrapper, Drift(rho=0.3), base)
     before = whole(net)
-    state = get_optimizer_state_dict(net, opt)
+    state: Any = get_optimizer_state_dict(net, opt)
     assert opt.steps == 0
     assert all("steppe.mean" in entry for entry in state["state"].values())
     assert_identical(whole(net), before)
@@ -186,12 +187,12 @@ def test_a_checkpoint_of_the_plain_base_can_be_taken_up(wrapper, folder):
     batches = digits(steps=4)
     net, opt = build(wrapper, GSAM(rho=0.3), "sgd")
     train(opt, net, batches[:2])
-    plain = get_optimizer_state_dict(net, opt.base)
+    plain: Any = get_optimizer_state_dict(net, opt.base)
     momentum = tensors_in({k: v["momentum_buffer"] for k, v in plain["state"].items()})
 
     again, opt_again = build(wrapper, Drift(rho=0.3), "sgd")
     set_optimizer_state_dict(again, opt_again, plain)
-    now = get_optimizer_state_dict(again, opt_again)["state"]
+    now: Any = get_optimizer_state_dict(again, opt_again)["state"]
     assert_identical(tensors_in({k: v["momentum_buffer"] for k, v in now.items()}), momentum)
     train(opt_again, again, batches[2:])
     assert_ranks_agree(again)

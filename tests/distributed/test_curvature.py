@@ -57,14 +57,14 @@ def test_a_product_takes_one_all_reduce(monkeypatch):
     H = Hessian(model(), F.cross_entropy, mine(), group=dist.group.WORLD)
     reduce, calls = dist.all_reduce, []
     monkeypatch.setattr(dist, "all_reduce", lambda *args, **kwargs: (calls.append(1), reduce(*args, **kwargs))[1])
-    H @ vector(H)
+    _ = H @ vector(H)
     assert len(calls) == 1
 
 
 def test_a_loss_that_is_not_finite_is_refused_on_every_rank():
     H = Hessian(model(), lambda output, _: output.sum() * torch.nan, mine(), group=dist.group.WORLD)
     with pytest.raises(ValueError, match="the loss is nan at these weights"):
-        H @ vector(H)
+        _ = H @ vector(H)
 
 
 def test_a_sharded_model_is_refused_with_advice_that_works():

@@ -96,7 +96,9 @@ def test_costs_no_gradient_reduction_in_the_looks():
 
     def count(state, bucket):
         reductions.append(bucket.index())
-        return dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future().then(lambda f: f.value()[0])
+        work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda f: f.value()[0])
 
     net.register_comm_hook(None, count)
     train(SharpnessAware(BASES["sgd"](net.parameters()), SAM(), net, local=True), net, digits())

@@ -56,7 +56,7 @@ def digits(count: int, side: int = 8) -> tuple[Tensor, Tensor]:
 @dataclass(frozen=True)
 class Problem:
     name: str
-    model: nn.Module
+    model: Any
     loss_fn: Callable[..., Tensor]
     batches: list[Any]
     mode: str = "eval"
@@ -146,11 +146,11 @@ def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def mlp(width: int = 8) -> nn.Module:
+def mlp(width: int = 8) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(16, width), nn.Softplus(), nn.Linear(width, 10))
 
 
-def cnn() -> nn.Module:
+def cnn() -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.Tanh(), nn.AvgPool2d(2),
         nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Softplus(), nn.Flatten(), nn.Linear(4, 10),

@@ -131,12 +131,13 @@ def sharded(
 ) -> Net:
     """The net under FSDP2. Parameters in `unsharded` stay whole; their gradients are averaged by a hook."""
     unsharded = set(unsharded)
+    whole_net: Any = net
     for module in (net.first, net.middle, net):
         fully_shard(module, reshard_after_forward=reshard_after_forward, ignored_params=unsharded, mesh=mesh)
     for p in (p for p in unsharded if p.requires_grad):
         p.register_post_accumulate_grad_hook(average_over_ranks)
     if not reshard_after_backward:
-        net.set_reshard_after_backward(False)
+        whole_net.set_reshard_after_backward(False)
     return net
 
 
@@ -298,7 +299,7 @@ def train(opt: SharpnessAware, net: nn.Module, batches: Iterable[Batch], form: C
         form(opt, net, batch.mine)
 
 
-def only_this_rank() -> dist.ProcessGroup:
+def only_this_rank() -> Any:
     """The group of this rank alone, for an optimizer that trains by itself although there are two ranks."""
     return [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
 
@@ -314,19 +315,6 @@ def train_any(opt: SharpnessAware, net: nn.Module, batches: list[Batch], alone: 
             "sample": lambda i, batch=batch: loss_of(net, Batch(batch.x[i : i + 1], batch.y[i : i + 1])),
         }
         opt.step(lambda mine=mine: loss_of(net, mine), **{k: f for k, f in needed.items() if k in opt.method.needs})
-
-
-def train_alone(opt_of: Callable[..., Any], method: Method, batches: list[Batch]) -> Net:
-    """Train with any method in each process alone, on whole batches, as without the other rank."""
-    net = Net()
-    settings = {"loss_group": this_rank()} if "loss" in method.needs else {}
-    train_any(SharpnessAware(opt_of(net.parameters()), method, net, **settings), net, batches, alone=True)
-    return net
-
-
-def this_rank() -> Any:
-    """A process group of this rank alone."""
-    return [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
 
 
 def tolerance_of(method: Method) -> float:

@@ -179,20 +179,16 @@ def _ascend(
     evaluations = 1
     for _ in range(steps):
         towards = rho * unit(_stretched(slope, scale)) - at
-        share, better = 1.0, False
-        while share > 1e-3:
+        share, gained = 1.0, 0.0
+        while share > 1e-3 and not gained:
             candidate = at + share * towards
             new_value, new_slope = climb(_stretched(candidate, scale))
             evaluations += 1
             if new_value > value:
-                better = True
-                break
+                gained, value = new_value - value, new_value
+                at, slope = candidate, new_slope
             share /= 4
-        if not better:
-            break
-        gained, value = new_value - value, new_value
-        at, slope = candidate, new_slope
-        if gained <= 1e-7 * abs(value):
+        if not gained or gained <= 1e-7 * abs(value):
             break
     return value, at, evaluations
 

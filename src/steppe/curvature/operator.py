@@ -250,7 +250,7 @@ class Operator:
                 yield from kept
             return
         with objective.isolated():
-            room = None
+            room, index = None, -1
             for index, (batch, weight) in enumerate(objective.batches()):
                 if index < len(kept):
                     yield kept[index]
