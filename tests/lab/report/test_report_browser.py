@@ -56,7 +56,8 @@ SCENES = {
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1000 * PATIENCE)
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-extensions", "--disable-background-networking"]
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=flags, timeout=1000 * PATIENCE)
         yield found
         found.close()
 
