@@ -155,6 +155,22 @@ def sampa(p, w, m, state):
     return (1 - m.lam) * p.g(w if y is None else w + m.rho * n(y), "auxiliary") + m.lam * state["y"]
 
 
+def xsam(p, w, m, state):
+    g = p.g(w)
+    g1 = p.g(w + m.rho * n(g))
+
+    def turned(alpha):
+        """In the plane of both, by alpha times their angle: by an orthogonal basis, not by the formula for slerp."""
+        across = n(g1 - (g1 @ n(g)) * n(g))
+        angle = torch.atan2(g1 @ across, g1 @ n(g))
+        return torch.cos(alpha * angle) * n(g) + torch.sin(alpha * angle) * across
+
+    if p.step % m.every == 0:
+        alphas = torch.linspace(0, 2, m.trials, dtype=w.dtype)
+        state["alpha"] = max(alphas, key=lambda alpha: float(p.loss(w + m.rho_max * turned(alpha))))
+    return g1.norm() * turned(state["alpha"])
+
+
 def arwp(p, w, m, state, batch="main"):
     xi, pieces, start = p.draw("normal"), [], 0
     fisher = state.get("F", torch.zeros_like(w))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from .registry import by_name, find, load_all, method_names
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not run code; whoever is not here works all the same
+    from .arwp import ARWP, MARWP
     from .asam import ASAM
     from .crsam import CRSAM
     from .entropy_sgd import EntropySGD
@@ -29,11 +30,12 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run code; whoev
     from .stablesam import StableSAM
     from .universal import DetSAM, FrobSAM, ProductSAM, TraceSAM, UniversalSAM
     from .wsam import WSAM
+    from .xsam import XSAM
 
 __all__ = [
-    "ASAM", "CRSAM", "FSAM", "GAM", "GNAM", "GNP", "GSAM", "LESAM", "MSAM", "SAM", "SASAM", "SASGD", "SSAM", "WSAM",
-    "DetSAM", "EntropySGD", "Every", "FrobSAM", "GNAMFast", "Late", "LookSAM", "Plain", "ProductSAM", "Random",
-    "SAMPa", "StableSAM", "TraceSAM", "UniversalSAM", "by_name", "find", "method_names",
+    "ARWP", "ASAM", "CRSAM", "FSAM", "GAM", "GNAM", "GNP", "GSAM", "LESAM", "MARWP", "MSAM", "SAM", "SASAM", "SASGD",
+    "SSAM", "WSAM", "XSAM", "DetSAM", "EntropySGD", "Every", "FrobSAM", "GNAMFast", "Late", "LookSAM", "Plain",
+    "ProductSAM", "Random", "SAMPa", "StableSAM", "TraceSAM", "UniversalSAM", "by_name", "find", "method_names",
 ]  # fmt: skip
 
 _found = load_all(list(__path__))

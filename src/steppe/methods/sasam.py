@@ -25,7 +25,19 @@ class SASAM(Method):
 
     η_0 is the base's learning rate, one for all groups; later ones are written into them, so no scheduler may change
     them.
-    Meant for SGD without momentum. The document's Algorithm 1 and its eq. 5 disagree on an index: this is eq. 5.
+
+    The document's Algorithm 1 and its eq. 5 disagree on an index: this is eq. 5.
+
+    Meant for SGD without momentum: (1) measures how far plain gradient descent may go, and momentum goes about ten
+    times as far. Nor does it replace tuning. Digits, a small net, batch 64, 20 epochs, 5 seeds, test accuracy in %
+    (± standard error), first learning rate 0.01:
+
+        labels                            all right       40 % wrong
+        SASAM, no momentum                91.3 ± 2.4      52.2 ± 5.5
+        SASAM, momentum 0.9               20.9 ± 7.9      10.4 ± .3
+        SGD 0.1 (cosine), momentum 0.9    96.5 ± .1       92.3 ± .2
+
+    A first learning rate of 0.001 gives 91.1 and 54.6 without momentum: it hardly matters.
 
     Published code has no factor 2, lets the first η grow too (η_0 = √(1+δ) lr, θ_0 = √(1+δ)), adds 1e-8 to later
     ones, and takes ρ_t from η_{t−1}: ``published=True``.
@@ -36,7 +48,7 @@ class SASAM(Method):
 
     paper = "Naganuma, Kim et al. 2024"
     aliases = ("sa-sam",)
-    advice = "When there is no time to tune: only a small first learning rate to choose."
+    advice = "For studies of step sizes, with SGD without momentum only: with momentum or wrong labels it loses runs."
     ranges = "delta 0.02; first learning rates 1e-4 to 1e-1 (0.05 in published code), no momentum."
     cost: ClassVar[float] = 3
     copies = 4
@@ -104,7 +116,7 @@ class SASGD(SASAM):
 
     paper = "arXiv 1910.09529"
     aliases = ("sa-sgd",)
-    advice = "The base optimizer with a learning rate that sets itself."
+    advice = "SGD without momentum, with a learning rate that sets itself. With momentum it loses runs."
     cost = 2
     copies = 4
     perturbs = False
