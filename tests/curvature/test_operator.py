@@ -204,8 +204,7 @@ def test_blocks_and_subsets_are_submatrices(all_problems):
 def test_unused_parameters_give_zeros(all_problems):
     problem, _ = next((p, d) for p, d in all_problems if p.name == "unused")
     H = Hessian(problem.model, problem.loss_fn, problem.batches)
-    product = H @ torch.ones(H.shape[0], dtype=torch.float64)
-    assert torch.equal(product[:5], torch.zeros(5, dtype=torch.float64))
+    assert not (H @ torch.ones(H.shape[0], dtype=torch.float64))[:5].any()
 
 
 def test_scaled_is_d_a_d():
