@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from typing import Any
 
@@ -112,3 +113,53 @@ def many(methods: int, seeds: int = 3) -> list[dict[str, Any]]:
             accuracy = 0.93 + 0.001 * k + 0.0007 * ((3 * k + seed) % 5)
             made.append(record(f"Method {k}", accuracy, seed, cost=1 + k % 4, curvature=flat(1 + k / 10)))
     return made
+
+
+def rows(*args: Any, **settings: Any) -> dict[str, Any]:
+    """The rows of a summary by their labels."""
+    from steppe.lab.statistics import summarise
+
+    return {row.label: row for row in summarise(*args, **settings)}
+
+
+def printed(records: list[Any], width: int = 160) -> str:
+    """The table as a terminal shows it."""
+    from rich.console import Console
+
+    from steppe.lab.report import table
+
+    out = io.StringIO()
+    Console(file=out, width=width).print(table(records))
+    return out.getvalue()
+
+
+LONG = "A method with a very long name rho=0.123456789,alpha=0.987654321 " + "x" * 60
+
+
+def uneven():
+    """What reports meet: lost runs, a long name, no curvature for some, a failure far below the others."""
+    made = [record("SGD", 0.94 + s / 500, s, role="base", curvature=flat()) for s in range(3)]
+    made += [record(LONG, 0.95 + s / 400, s, cost=2.0) for s in range(3)]
+    made += [
+        record("SAM", 0.95, 0, cost=2.0, curvature=flat(0.5)),
+        diverged("SAM", 1, cost=2.0),
+        diverged("SAM", 2, cost=2.0),
+    ]
+    made += [diverged("GAM", s, cost=6.0) for s in range(3)]
+    made += [record("<b>bold</b>", 0.1 + s / 100, s, curvature=flat(0.3)) for s in range(3)]
+    return made
+
+
+SCENES = {
+    "comparison": lambda: comparison(3),
+    "one run": lambda: [record("SGD", 0.9, 0, role="base", epochs=1, curvature=flat())],
+    "one seed": lambda: comparison(1),
+    "forty": lambda: many(40),
+    "uneven": uneven,
+    "all diverged": lambda: [
+        diverged(name, s, role=role) for name, role in (("SGD", "base"), ("SAM", "method")) for s in (0, 1)
+    ],
+    "bare": lambda: [{**r, "epochs": [], "curvature": None} for r in comparison(3)],
+    "two problems": lambda: comparison(3) + [{**r, "recipe": {**r["recipe"], "data": "mnist"}} for r in comparison(2)],
+    "nothing": list,
+}

@@ -14,43 +14,13 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
-from helpers.report_records import comparison, diverged, flat, many, record  # noqa: E402
+from helpers.report_records import SCENES  # noqa: E402
 from steppe.lab.report import write_report  # noqa: E402
 from steppe.lab.statistics import summarise  # noqa: E402
 
 PATIENCE = 300  # seconds for anything to happen, on a machine with any load
 expect = playwright.expect
 expect.set_options(timeout=1000 * PATIENCE)
-LONG = "A method with a very long name rho=0.123456789,alpha=0.987654321 " + "x" * 60
-
-
-def uneven():
-    """What reports meet: lost runs, a long name, no curvature for some, a failure far below the others."""
-    made = [record("SGD", 0.94 + s / 500, s, role="base", curvature=flat()) for s in range(3)]
-    made += [record(LONG, 0.95 + s / 400, s, cost=2.0) for s in range(3)]
-    made += [
-        record("SAM", 0.95, 0, cost=2.0, curvature=flat(0.5)),
-        diverged("SAM", 1, cost=2.0),
-        diverged("SAM", 2, cost=2.0),
-    ]
-    made += [diverged("GAM", s, cost=6.0) for s in range(3)]
-    made += [record("<b>bold</b>", 0.1 + s / 100, s, curvature=flat(0.3)) for s in range(3)]
-    return made
-
-
-SCENES = {
-    "comparison": lambda: comparison(3),
-    "one run": lambda: [record("SGD", 0.9, 0, role="base", epochs=1, curvature=flat())],
-    "one seed": lambda: comparison(1),
-    "forty": lambda: many(40),
-    "uneven": uneven,
-    "all diverged": lambda: [
-        diverged(name, s, role=role) for name, role in (("SGD", "base"), ("SAM", "method")) for s in (0, 1)
-    ],
-    "bare": lambda: [{**r, "epochs": [], "curvature": None} for r in comparison(3)],
-    "two problems": lambda: comparison(3) + [{**r, "recipe": {**r["recipe"], "data": "mnist"}} for r in comparison(2)],
-    "nothing": list,
-}
 
 
 @pytest.fixture(scope="module")
