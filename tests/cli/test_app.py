@@ -102,13 +102,14 @@ def test_usage_errors_are_one_line(line):
 def test_a_terminal_without_greek_letters(line, encoding, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["steppe", *line.split()])
-    for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    written = io.BytesIO()
+    for name, file in (("stdout", written), ("stderr", io.BytesIO())):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(file, encoding=encoding))
     with pytest.raises(SystemExit) as end:
         main()
     assert not end.value.code
     sys.stdout.flush()
-    assert sys.stdout.buffer.getvalue().strip()
+    assert written.getvalue().strip()
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):

@@ -73,7 +73,7 @@ def test_kept_results_are_of_cells_that_exist():
 
 def test_without_results_everything_is_not_run(tmp_path):
     text = maker().page(Results())
-    assert "<!-- paper: " not in text and "| not in the paper" not in text
+    assert "<!-- paper: " not in text and "ours only" not in text
     assert text.count("**not run**") >= len(experiments())
     assert not any(draw(name, Results(), tmp_path) for name in FIGURES)
 

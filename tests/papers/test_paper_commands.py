@@ -61,7 +61,7 @@ def test_run_resumes_collects_and_shows(tmp_path, monkeypatch):
     put = command("collect", "runs/s0-smoke", "s0/table1", "--scale", "smoke", "--results", "kept")
     assert "4 runs, 4 of them new" in put.stdout
     shown = command("show", "s0/table1", "--results", "kept", "--scale", "smoke")
-    assert shown.exit_code == 0 and "not in the paper, smaller scale (smoke scale)" in shown.stdout
+    assert shown.exit_code == 0 and "ours only, smaller scale (smoke scale)" in shown.stdout
     assert "not run: 66 more cells" in shown.stdout  # at this scale fashion/mlp-3/sgd is mnist's
 
 

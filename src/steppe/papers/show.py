@@ -40,11 +40,7 @@ class Line:
         """One of the four verdicts, or that the paper has no such number."""
         if self.judged is not None:
             return self.judged.verdict
-        return (
-            ("not in the paper" if self.scale == "full" else "not in the paper, smaller scale")
-            if self.has_run
-            else NOT_RUN
-        )
+        return ("ours only" if self.scale == "full" else "ours only, smaller scale") if self.has_run else NOT_RUN
 
     def texts(self) -> tuple[str, ...]:
         """The cells of the row, under `HEADER`."""

@@ -17,7 +17,7 @@ _LIGHT = Measuring(
 )  # landscape and density are not kept; eigenvalue and trace need fewer products
 METHODS = (
     "sam:rho=0.05", "asam", "ssam", "gsam:rho=0.05,alpha=0.2", "gnp", "crsam", "gnam:rho=0.04", "gnamfast", "gam",
-    "gam:period=10,lr_times_period=true", "frobsam", "tracesam", "detsam", "looksam", "fsam", "wsam",
+    "gam:period=10,lr_times_period=true", "frobsam", "tracesam", "detsam", "looksam:alpha=0.7", "fsam", "wsam",
     "every:k=10,method=(gnamfast)",
 )  # fmt: skip
 
