@@ -197,7 +197,7 @@ def test_a_checkpoint_of_other_code(monkeypatch):
     importlib.invalidate_caches()
     result = run(*own)
     assert result.exit_code == 0, result.output
-    assert f"steppe: mine has changed since {path} was written: starting anew\n" in result.stderr
+    assert f"steppe: mine has changed since {path} was written: starting from scratch\n" in result.stderr
     next(Path("runs").glob("*.json")).unlink()
     path.write_bytes(whole)
     saved = torch.load(path)
@@ -205,7 +205,7 @@ def test_a_checkpoint_of_other_code(monkeypatch):
     torch.save(saved, path)
     result = run(*own)
     assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output
-    assert f"{path.name} in runs does not fit the model any more: delete it to start anew (" in result.stderr
+    assert f"{path.name} in runs does not fit the model any more: delete it to start from scratch (" in result.stderr
     assert path.exists()
 
 

@@ -1,4 +1,4 @@
-"""Real images for the lab's tests: see data/README.md."""
+"""Real images for the lab's tests: see images.md."""
 
 from __future__ import annotations
 

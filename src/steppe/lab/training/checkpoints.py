@@ -25,11 +25,11 @@ def read_checkpoint(path: Path, record: Record, device: torch.device) -> dict[st
         same = (filled(then["recipe"]), then["method"]) == (record["recipe"], record["method"])
         code = then.get("own_code")
     except Exception as error:
-        warnings.warn(f"{path} cannot be read, starting anew: {one_line(error)}", RecordWarning, stacklevel=2)
+        warnings.warn(f"{path} cannot be read, starting from scratch: {one_line(error)}", RecordWarning, stacklevel=2)
         return None
     if same and code not in (None, record.get("own_code")):
         changed = f"{', '.join(code)} has changed since {path} was written"
-        warnings.warn(f"{changed}: starting anew", RecordWarning, stacklevel=2)
+        warnings.warn(f"{changed}: starting from scratch", RecordWarning, stacklevel=2)
         return None
     return saved if same else None
 

@@ -35,7 +35,7 @@ class Measuring:
     samples: int = 512  # the same examples for every run on the same data
     probes: int = 8
     dimension: int = 64  # products for the density; the top eigenvalue and the trace start from these
-    products: int = 200  # at most so many more for each of the two
+    products: int = 200  # the most additional products for each of the two
     points: int = 11  # per side of the landscape; 0: no landscape
     reach: float = 0.5
 

@@ -217,7 +217,7 @@ class Run:
             raise
         except (RuntimeError, ValueError, KeyError) as error:
             unfit = f"{self.recipe.key}.ckpt in {self.folder} does not fit the model any more"
-            raise UserError(f"{unfit}: delete it to start anew ({describe(error)})") from None
+            raise UserError(f"{unfit}: delete it to start from scratch ({describe(error)})") from None
         if self.scaler is not None:
             self.scaler.load_state_dict(saved["scaler"])
         record, then = self.record, saved["record"]
