@@ -285,6 +285,7 @@ class SharpnessAware(Recordable, Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and with them a direction that was not stepped along."""
+        self.under_way.recover()
         self.base.zero_grad(set_to_none=set_to_none)
         if self.under_way.phase is not Phase.LOOKING:  # a closure may call this during a look
             self.under_way.take()
@@ -294,6 +295,7 @@ class SharpnessAware(Recordable, Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The base optimizer's state, with the method's memory inside."""
+        self.under_way.recover()
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         self._groups.first()

@@ -90,6 +90,7 @@ class LookRunner:
     ):
         self.method, self.space, self.ctx, self.scale = method, space, ctx, scale
         self.home: Vector | None = None  # a copy of the weights, once they have moved
+        self.restored = False  # whether everything that the looks disturbed has been restored
         self.used = [False] * len(space.params)  # which parameters had a gradient in any look
         self._isolation, self._around, self._scratch = isolation, around, scratch
         self._precision_known = precision_known  # noted while a framework ran the first look
@@ -131,11 +132,21 @@ class LookRunner:
             self._isolation.undo()
             raise
         finally:
-            self.ctx.weights = self.space.live  # no reference cycle: a step's memory is freed when it ends
-            if self.home is not None:
-                with torch.no_grad():
-                    self._weights.copy_(self.home)
-                self._isolation.drop_cached_weights()
+            self._restore_weights()
+
+    def _restore_weights(self) -> None:
+        self.ctx.weights = self.space.live  # no reference cycle: a step's memory is freed when it ends
+        if self.home is not None:
+            with torch.no_grad():
+                self._weights.copy_(self.home)
+            self._isolation.drop_cached_weights()
+        self.restored = True
+
+    def undo(self) -> None:
+        """Restore everything once more: an interrupt came while that was being done."""
+        self._clear_gradients()
+        self._isolation.undo()
+        self._restore_weights()
 
     def _look_context(self, report: Pass, unsynchronised: bool) -> contextlib.AbstractContextManager[Any]:
         """What a look needs around it; most need nothing."""

@@ -18,6 +18,7 @@ from torch.amp.grad_scaler import GradScaler
 from ..method import Context, Method
 from ..vector import Space, Vector
 from . import checks, replicas
+from .interrupts import recover_before_saving
 from .isolation import Isolation
 from .looks import Abandoned, LookRunner, LossScale, Pass, Surroundings
 from .random_vectors import Generators
@@ -66,6 +67,7 @@ class Step:
         self._ready: Ready | None = None
         self._looks: weakref.ref[Generator[Pass, None, None]] | None = None
         self._warned = False  # that no look saw a gradient
+        self._runner: LookRunner | None = None  # of looks that have begun and have not restored everything
         self._noting: contextlib.ExitStack | None = None  # between `begin` and the looks: notes the precision
 
     @property
@@ -127,7 +129,12 @@ class Step:
         isolation = isolation or self._isolate(around.model, space.params)
         scale = None if scaler is None else LossScale(scaler, space.pieces()[0].device)
         runner = LookRunner(method, space, ctx, isolation, around, scale, self._scratch, precision_known=begun)
-        direction = yield from runner.passes(first_done)
+        self._runner = runner
+        try:
+            direction = yield from runner.passes(first_done)
+        finally:
+            if runner.restored:  # else `recover` has to finish that
+                self._runner = None
         if runner.home is not None:
             self._scratch = runner.home
         self._leave(direction, runner, around)
@@ -138,6 +145,7 @@ class Step:
         self._isolation = Isolation(model, params) if before is None else before.for_next_step(model, params)
         if self._isolation is not before:
             checks.check_model(model)  # trainers tell the optimizer of the wrapped model after it was made
+            recover_before_saving(self, model)
         return self._isolation
 
     def _stop_noting(self) -> bool:
@@ -185,6 +193,16 @@ class Step:
         if looks is not None and inspect.getgeneratorstate(looks) != inspect.GEN_RUNNING:
             looks.close()
         self._looks = None
+        self.recover()
+
+    def recover(self) -> None:
+        """Finish restoring what an interrupt (Ctrl-C) has kept the looks from restoring."""
+        runner, looks = self._runner, self._running()
+        if runner is None or (looks is not None and inspect.getgeneratorstate(looks) != inspect.GEN_CLOSED):
+            return
+        if not runner.restored:
+            runner.undo()
+        self._runner = None
 
     def abandon(self) -> None:
         """Give the step up and restore the weights, but keep what its first look did to buffers and random state."""

@@ -1,0 +1,57 @@
+"""A model that is saved after an interrupt (Ctrl-C) must not be saved with perturbed weights."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .replicas import uncompiled
+
+
+class Recovers(Protocol):
+    """A step that can finish restoring the weights."""
+
+    def recover(self) -> None:
+        """Finish restoring."""
+        ...
+
+
+class _RecoverFirst:
+    """A hook on a model's `state_dict`. In a pickle or a copy of the model it does nothing."""
+
+    def __init__(self, step: Recovers):
+        self._step = weakref.ref(step)
+
+    def __call__(self, *_: Any) -> None:
+        if (step := self._step()) is not None:
+            step.recover()
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        return _nothing, ()
+
+
+class _Nothing:
+    """A hook that does nothing."""
+
+    def __call__(self, *_: Any) -> None: ...
+
+
+def _nothing() -> _Nothing:
+    return _Nothing()
+
+
+def recover_before_saving(step: Recovers, model: nn.Module | None) -> None:
+    """Let a model's `state_dict`, with and without its wrappers, wait for a step to finish restoring the weights."""
+    inner = uncompiled(model)
+    within = inner.module if isinstance(inner, DistributedDataParallel) else None
+    for module in {id(m): m for m in (model, inner, within) if isinstance(m, nn.Module)}.values():
+        for key, hook in list(module._state_dict_pre_hooks.items()):  # pyright: ignore[reportPrivateUsage]
+            if isinstance(hook, (_RecoverFirst, _Nothing)):
+                del module._state_dict_pre_hooks[key]  # pyright: ignore[reportPrivateUsage]
+        module.register_state_dict_pre_hook(_RecoverFirst(step))
