@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from helpers.grids import each_method, grid
 from helpers.ranks import (
     BASES,
     Drift,
@@ -26,8 +27,6 @@ from helpers.ranks import (
     assert_identical,
     assert_ranks_agree,
     digits,
-    each_method,
-    grid,
     sharded,
     tensors_in,
     train,

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from helpers import ranks_reference as reference
+from helpers.grids import each_method, grid
 from helpers.ranks import (
     BASES,
     DDP_KINDS,
@@ -22,8 +23,6 @@ from helpers.ranks import (
     by_list,
     by_loop_in_passes,
     digits,
-    each_method,
-    grid,
     loss_of,
     tolerance_of,
     train,

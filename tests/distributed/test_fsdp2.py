@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from helpers import ranks_reference as reference
+from helpers.grids import each_method, grid
 from helpers.ranks import (
     BASES,
     DTYPES,
@@ -23,8 +24,6 @@ from helpers.ranks import (
     assert_ranks_agree,
     by_passes,
     digits,
-    each_method,
-    grid,
     loss_of,
     sharded,
     tolerance_of,

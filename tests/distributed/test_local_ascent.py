@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from helpers import ranks_reference as reference
+from helpers.grids import each_method, grid
 from helpers.ranks import (
     BASES,
     DDP_KINDS,
@@ -22,8 +23,6 @@ from helpers.ranks import (
     assert_ranks_agree,
     by_first_done,
     digits,
-    each_method,
-    grid,
     loss_of,
     sharded,
     train,

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from helpers import ranks_reference as reference
+from helpers.grids import grid
 from helpers.ranks import (
     BASES,
     Drift,
@@ -16,7 +17,6 @@ from helpers.ranks import (
     assert_identical,
     assert_ranks_agree,
     digits,
-    grid,
     loss_of,
     sharded,
     unchanged,
