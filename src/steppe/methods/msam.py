@@ -36,7 +36,9 @@ class MSAM(Method):
 
     Published code keeps the weights at the perturbed point between steps, and they must be moved back before an
     evaluation; here they are never there between steps. Its v contains the weight decay, taken at the perturbed point.
-    The default ρ is that of its SGD class; its commands use 3 for WideResNet-16-4, ResNet-50 and ViT.
+    The default ρ is that of its SGD class; its commands use 3 for WideResNet-16-4, ResNet-50 and ViT. Digits, a small
+    net, SGD with momentum, 5 seeds, test accuracy in % with right labels, 40 % wrong and 60 % wrong (40 epochs): plain
+    96.5, 92.3, 84.6; ρ 0.1 96.4, 92.4, 84.1; ρ 0.3 96.3, 92.4, 85.9; ρ 1 95.0, 91.1, 86.8; ρ 3 94.2, 75.1, not run.
     """
 
     rho: Number = 0.3
