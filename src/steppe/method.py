@@ -135,14 +135,15 @@ class Method:
     paper: ClassVar[str] = ""
     advice: ClassVar[str] = ""  # one line for somebody who chooses a method
     ranges: ClassVar[str] = ""  # what the papers used
-    cost: ClassVar[float] = 1  # looks per step, on average; a Hessian-vector product counts as one
+    # Numbers, or properties that depend on the settings. Looks per step, on average; a Hessian-vector product is one:
+    cost: ClassVar[Any] = 1
     # Extra copies of the parameters held at the peak, what is remembered between steps included, on a model with
     # negligible activations (on a GPU beside temporaries: see `tensor_lists.LARGEST`). Most methods hold fewer while
     # they look, which is when activations take memory.
-    copies: ClassVar[int] = 1
+    copies: ClassVar[Any] = 1
     nonnegative: ClassVar[tuple[str, ...]] = ("rho",)
     radius: ClassVar[str] = ""  # the field that a parameter group's "rho" overrides
-    needs: ClassVar[frozenset[str]] = frozenset()  # of "loss", "auxiliary", "sample", "hvp", "lr"
+    needs: ClassVar[Any] = frozenset()  # of "loss", "auxiliary", "sample", "hvp", "lr"
     aliases: ClassVar[tuple[str, ...]] = ()  # other names, in lower case
     registry: ClassVar[dict[str, type[Method]]] = {}  # every method class there is, by its name in lower case
 
