@@ -85,7 +85,7 @@ def test_exact_products_need_a_graph():
     model = problems.seeded(problems.mlp)
     opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.GNAM(), model, hvp="exact")
     data = problems.steps(1)[0]
-    with pytest.raises(RuntimeError, match="needs a closure that returns a graph"):
+    with pytest.raises(RuntimeError, match="needs closures that return a graph"):
         opt.passes()
     with pytest.raises(RuntimeError, match="does not call backward"):
         opt.step(**data.closures(model, backward=True))
