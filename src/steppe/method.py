@@ -143,7 +143,7 @@ class Method:
     copies: ClassVar[Any] = 1
     nonnegative: ClassVar[tuple[str, ...]] = ("rho",)
     radius: ClassVar[str] = ""  # the field that a parameter group's "rho" overrides
-    needs: ClassVar[Any] = frozenset()  # of "loss", "auxiliary", "sample", "hvp", "lr"
+    needs: ClassVar[Any] = frozenset[str]()  # of "loss", "auxiliary", "sample", "hvp", "lr"
     aliases: ClassVar[tuple[str, ...]] = ()  # other names, in lower case
     registry: ClassVar[dict[str, type[Method]]] = {}  # every method class there is, by its name in lower case
 
