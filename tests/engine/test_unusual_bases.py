@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ class CountsInState(torch.optim.SGD):
     """Keeps a step count in its state beside the parameters' entries, as MADGRAD does."""
 
     def step(self, closure=None):
-        self.state["k"] = self.state.get("k", torch.zeros(())) + 1
+        state = cast(Any, self.state)  # torch types its keys as tensors
+        state["k"] = state.get("k", torch.zeros(())) + 1
         return super().step(closure)
 
 
@@ -117,3 +119,11 @@ def test_a_loss_that_reaches_no_parameter_is_said_once():
     with pytest.warns(UserWarning, match="reaches no parameter of this optimizer"):
         opt.step(lambda: loss_of(other))
     opt.step(lambda: loss_of(other))  # a second warning would be an error
+
+
+def test_a_method_that_sets_the_learning_rate_warns_of_momentum_once():
+    model = net()
+    opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), steppe.SASAM(), model)
+    with pytest.warns(UserWarning, match="with momentum it overshoots"):
+        opt.step(lambda: loss_of(model))
+    opt.step(lambda: loss_of(model))  # a second warning would be an error

@@ -241,7 +241,7 @@ def ssam(p, w, m, state):
     if turn >= 0 and turn % m.every == 0:
         mask = torch.zeros_like(w)
         if m.rule == "fisher":
-            score = sum(p.g(w, "sample", i) ** 2 for i in range(m.samples))
+            score = sum((p.g(w, "sample", i) ** 2 for i in range(m.samples)), torch.zeros_like(w))
             mask[score.topk(kept).indices] = 1
         elif turn == 0:
             mask[p.draw("uniform", 0.5, 1.0).topk(kept).indices] = 1
@@ -363,3 +363,23 @@ def random(p, w, m, state):
     if steps[p.step] == "0":
         return p.g(w)
     return of_turn(p, w, m.method, steps[: p.step].count("1"), state)
+
+
+def gapsam(p, w, m, state):
+    """ρ follows the held-out gap; sums since the last update and running means are kept in `state`."""
+    rho = state.setdefault("rho", torch.tensor(m.least, dtype=w.dtype))
+    g = p.g(w)
+    at = w + rho * n(g)
+    here, there = p.loss(w).detach(), p.loss(at).detach()
+    sums = state.setdefault("sums", [0.0, 0.0, 0])
+    sums[0], sums[1], sums[2] = sums[0] + here, sums[1] + (there - here), sums[2] + 1
+    if p.step % m.period == 0:
+        new = sums[0] / sums[2], sums[1] / sums[2], p.loss(w, "auxiliary").detach()
+        means = state.setdefault("means", [0.0, 0.0, 0.0])
+        state["means"] = [m.decay * old + (1 - m.decay) * value for old, value in zip(means, new, strict=True)]
+        state["weight"] = m.decay * state.get("weight", 0.0) + 1 - m.decay
+        loss, rise, held = (value / state["weight"] for value in state["means"])
+        ratio = math.log(max(m.times * (held - loss), 1e-12) / max(rise, 1e-12))
+        state["rho"] = (rho * math.exp(m.rate * min(max(ratio, -1.0), 1.0))).clamp(m.least, m.most)
+        state["sums"] = [0.0, 0.0, 0]
+    return p.g(at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -129,13 +130,14 @@ def test_counted_looks_are_the_declared_ones(method):
 
     def counting(opt, model, data):
         nonlocal calls
+        look = None
         for look in opt.passes():
             calls += 1
             loss = problems.loss(model, data.of(look.batch, look.sample))
             loss.backward()
             look.report(loss)
         opt.step()
-        assert opt.metrics["looks"] == look.index + 1
+        assert look is not None and opt.metrics["looks"] == look.index + 1
 
     train(method, counting, count=12)
     first = 1 if "lr" in method.needs else 0  # there is no step before the first to measure the smoothness of
@@ -191,7 +193,7 @@ def test_nothing_waits_for_the_device(method):
         base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0 if fused else 0.9, fused=fused)
         opt = steppe.SharpnessAware(base, method, model)
         for d in data:
-            fake = problems.Data(*[tuple(mode.from_tensor(t) for t in batch) for batch in (d.main, d.auxiliary)])
+            fake = problems.Data(*[(mode.from_tensor(x), mode.from_tensor(y)) for x, y in (d.main, d.auxiliary)])
             by_closure(opt, model, fake)
     assert opt.steps == 3
 
@@ -367,7 +369,7 @@ def test_a_compiled_model_gives_equal_steps_and_compiles_once(method):
     counters.clear()
     eager, _ = train(method, build=problems.convnet)
     model, opt = make(method, build=problems.convnet)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
     opt.model = compiled
     with torch._dynamo.config.patch(error_on_recompile=True):
         for data in problems.steps(4):
@@ -379,7 +381,8 @@ def test_a_compiled_model_gives_equal_steps_and_compiles_once(method):
 @every_variant
 def test_another_method_may_take_over(method):
     """Given to the optimizer half-way it finds its memory made, as in a copy that is given it before its first step."""
-    model, opt = train(steppe.SAM(), count=2)
+    plain = (lambda m: torch.optim.SGD(m.parameters(), lr=0.05)) if "lr" in method.needs else sgd
+    model, opt = train(steppe.SAM(), count=2, base=plain)
     other, fresh = copy.deepcopy((model, opt))
     opt.method = fresh.method = method
     for data in problems.steps(3):

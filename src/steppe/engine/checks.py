@@ -116,6 +116,12 @@ def check_lr(method: Method, groups: list[dict[str, Any]], lr_set: Any) -> None:
     foreign = lr_set is not None and any(group["lr"] is not lr_set for group in groups)
     if foreign or any("initial_lr" in group for group in groups):  # the mark a scheduler leaves
         raise RuntimeError(f"{method.name} sets the learning rate itself: remove the scheduler")
+    if lr_set is None and any(group.get("momentum") for group in groups):
+        warnings.warn(
+            f"{method.name} sets the learning rate for steps without momentum: with momentum it overshoots (on digits "
+            "10 to 22 % accuracy against 91 % without); use SGD(momentum=0)",
+            stacklevel=2,
+        )
     if len({group["lr"] for group in groups if not isinstance(group["lr"], Tensor)}) > 1:
         raise RuntimeError(
             f"{method.name} sets one learning rate for all weights: give all groups the same to start with"

@@ -13,7 +13,7 @@ from ..vector import TINY, Space
 
 @dataclass(frozen=True)
 class GapSAM(Method):
-    """SAM whose perturbation costs in training loss what generalisation costs: no radius to choose.
+    """SAM whose perturbation raises the training loss as much as generalisation does: no radius to choose.
 
     A look uphill raises the training loss; so does every example that training has not seen. The radius is kept where
     the first is `times` the second, measured on a batch X̄ that is held out of training:
@@ -46,7 +46,7 @@ class GapSAM(Method):
     times: Number = 2.0
     period: int = 10
     rate: Number = 0.2
-    decay: float = 0.9
+    decay: Number = 0.9
     least: Number = 1e-3
     most: Number = 20.0
 
@@ -57,13 +57,13 @@ class GapSAM(Method):
     ranges = "Defaults for all; 1 to 2 times the gap."
     copies = 2
     needs = frozenset({"auxiliary", "loss"})
-    nonnegative = ("times", "rate", "least", "most")
+    nonnegative = ("times", "rate", "decay", "least", "most")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.period, int) or self.period < 1:
             raise ValueError(f"GapSAM: period must be a whole number of steps, at least 1, not {self.period!r}")
-        if not 0 <= self.decay < 1:
+        if isinstance(self.decay, (int, float)) and not 0 <= self.decay < 1:
             raise ValueError(f"GapSAM: decay must be at least 0 and below 1, not {self.decay!r}")
 
     @property
