@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
-from hypothesis import settings
 
-settings.register_profile("steppe", deadline=None)  # how long an example takes depends on the machine's load
-settings.load_profile("steppe")
+with contextlib.suppress(ImportError):  # the tests that need it skip without it
+    from hypothesis import settings
+
+    settings.register_profile("steppe", deadline=None)  # how long an example takes depends on the machine's load
+    settings.load_profile("steppe")
 torch.set_num_threads(1)  # the nets are tiny: threads cost more than they bring
 
 
