@@ -232,6 +232,9 @@ class Captured:
                     if self._whole:
                         self._step()
         except Exception as error:
+            # A recording that breaks off leaves the state that it drew from marked as being recorded, and every later
+            # draw (dropout) would raise. A copy has the same seed and offset, and no mark.
+            own = own.clone_state()
             return self._give_up(error)
         finally:
             generator.graphsafe_set_state(own)
