@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from typing import cast
 
 import numpy as np
 import pytest
@@ -152,7 +153,7 @@ def test_memory_goes_where_the_parameters_are():
     there = seeded(problems.mlp).to("meta")
     other = SharpnessAware(sgd(there), steppe.GAM(), there)
     other.load_state_dict(saved)
-    memory = other._memory.recall(other._space())
+    memory = cast(dict[str, torch.Tensor], other._memory.recall(other._space()))
     assert memory["gamma"].shape == (2,)
     assert {name: value.device.type for name, value in memory.items()} == {
         "gamma": "meta", "gamma.exp_avg": "meta", "gamma.exp_avg_sq": "meta", "gamma.step": "cpu",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, RAdam, RMSprop, Rprop
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import steppe
 from steppe import GAM, GNAM, SAM, SASAM, SASGD, SSAM, EntropySGD, GNAMFast, LookSAM, SharpnessAware, TraceSAM
+from steppe.engine.looks import Products
 from steppe.methods.universal import UniversalSAM, steepest
 
 DOUBLE = torch.float64
@@ -162,7 +164,7 @@ def test_entropy_sgd_trains_weights_that_it_does_not_perturb():
 
 @pytest.mark.parametrize("discrepancy", ["dot", "squared"])
 def test_gams_slope_is_the_same_however_products_are_made_when_a_group_stays(discrepancy):
-    def slope(hvp: str) -> Tensor:
+    def slope(hvp: Products) -> Tensor:
         p, still = weights(0.5, -0.2, 0.9), weights(0.3, 0.7)
         groups = [{"params": [p]}, {"params": [still], "perturb": False}]
         opt = SharpnessAware(SGD(groups, lr=0.1), GAM(discrepancy=discrepancy), hvp=hvp)
@@ -296,7 +298,8 @@ def test_a_loader_with_one_iterator_has_no_second_pass(choose):
     for loader in (iter("abc"), OneIterator()):
         with pytest.raises(ValueError, match="cannot be gone through twice at once"):
             list(steppe.with_auxiliary(loader, choose))
-    whole = [(a.item(), b.item()) for a, b in steppe.with_auxiliary(DataLoader([1, 2, 3]), choose)]
+    loader = DataLoader(cast(Dataset, [1, 2, 3]))  # a list has what a map-style dataset needs
+    whole = [(a.item(), b.item()) for a, b in steppe.with_auxiliary(loader, choose)]
     assert [a for a, _ in whole] == [1, 2, 3]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 import torch
@@ -170,7 +171,7 @@ def test_a_base_may_have_no_learning_rate():
             super().__init__(params, {})
 
         @torch.no_grad()
-        def step(self, closure=None):
+        def step(self, closure: Any = None) -> Any:
             for p in self.param_groups[0]["params"]:
                 p.sub_(0.1 * p.grad)
 
@@ -241,7 +242,7 @@ def test_numbers_are_known_by_any_spelling():
     p = weights(0.5)
     opt = SharpnessAware(SGD([p], lr=1.0), _Ahead(rho=lambda step, lr: 0.25))
     opt.step(lambda: quartic(p))
-    assert p.grad.item() == pytest.approx(4 * 0.75**3)
+    assert p.grad is not None and p.grad.item() == pytest.approx(4 * 0.75**3)
 
 
 def test_the_first_gradient_is_not_taken_from_a_method_that_looks_elsewhere():
@@ -298,6 +299,6 @@ def test_a_memory_may_be_handed_on_from_name_to_name(pinned):
         else:
             store.prepare(_Ahead(), space)
         store.keep([p], new)
-    memory = store.recall(space)
+    memory = cast(dict[str, Any], store.recall(space))
     assert [memory[name].tensors[0].item() for name in ("before", "now")] == [2.0, 3.0]
     assert [memory[name].item() for name in ("loss_before", "last_loss")] == [2.0, 3.0]

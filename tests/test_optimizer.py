@@ -16,6 +16,8 @@ from helpers import problems
 from helpers.optimizers import Remembering, make, run
 from helpers.problems import by_closure, everything, same, seeded, sgd, weights
 from steppe import GSAM, HERE, SAM, Method, Plain, SharpnessAware
+from steppe.engine.looks import LookRunner
+from steppe.method import Memory
 
 # Schedulers
 
@@ -232,7 +234,7 @@ def test_kept_gradients_are_not_those_that_clipping_changes():
             ctx.remember(m=g)
             return g
 
-        def memory(self, space):
+        def memory(self, space) -> Memory:
             return {"m": space.zeros()}
 
     model, opt = make(_Returning())
@@ -249,13 +251,13 @@ def test_kept_gradients_are_not_those_that_clipping_changes():
 def test_a_step_lets_go_of_all_it_held(method, monkeypatch):
     """A reference cycle would keep vectors as large as the model until garbage collection."""
     contexts = []
-    init = steppe.engine.looks.LookRunner.__init__
+    init = LookRunner.__init__
 
     def noting(self, *args, **settings):
         init(self, *args, **settings)
         contexts.append(weakref.ref(self.ctx))
 
-    monkeypatch.setattr(steppe.engine.looks.LookRunner, "__init__", noting)
+    monkeypatch.setattr(LookRunner, "__init__", noting)
     model, opt = make(method)
     gc.disable()
     try:

@@ -153,7 +153,7 @@ def test_a_long_sum_holds_only_itself():
     """A walk that adds a vector at each step must not keep every vector it ever saw."""
     space = Space([torch.zeros(3)])
     walk, expected = space.zeros(), torch.zeros(3)
-    seen = []
+    seen, step = [], None
     for i in range(10):
         step = Vector([torch.full((3,), float(i))], space)
         seen.append(weakref.ref(step.tensors[0]))
@@ -213,7 +213,7 @@ def test_copies():
 def test_only_numbers_scale_a_vector():
     (v,) = vectors(0, count=1)
     with pytest.raises(TypeError, match="a number, a 0-d tensor or a Vector"):
-        v * torch.ones(3)
+        v * torch.ones(3)  # pyright: ignore[reportUnusedExpression]
     with pytest.raises(TypeError, match="a number"):
         v * "2"  # pyright: ignore
     assert repr(v) == "Vector(5 tensors, 14 entries)"

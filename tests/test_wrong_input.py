@@ -36,8 +36,8 @@ def test_a_schedule_is_checked_when_it_speaks():
     ("wrong", "message"),
     [
         (lambda m: SharpnessAware(torch.optim.LBFGS(m.parameters()), SAM()), "LBFGS cannot be the base"),
-        (lambda m: SharpnessAware(torch.optim.SGD, SAM()), "build it first"),
-        (lambda m: SharpnessAware(sgd(m), "sam"), "by name: steppe.wrap"),
+        (lambda m: SharpnessAware(torch.optim.SGD, SAM()), "build it first"),  # pyright: ignore[reportArgumentType]
+        (lambda m: SharpnessAware(sgd(m), "sam"), "by name: steppe.wrap"),  # pyright: ignore[reportArgumentType]
         (lambda m: SharpnessAware(sgd(m), SAM(), model=m.parameters()), "model must be the module that is trained"),
         (lambda m: SharpnessAware(SharpnessAware(sgd(m), SAM()), SAM()), "SharpnessAware cannot be the base"),
         (lambda m: SharpnessAware(sgd(nn.ParameterList([torch.ones(2, dtype=torch.cfloat)])), SAM()), "complex"),
@@ -192,28 +192,28 @@ def test_a_group_added_later_takes_the_learning_rate_of_a_method_that_sets_it():
         (lambda: steppe.GAM(eps=0.0), "eps must be positive"),
         (lambda: steppe.GAM(eps=-1.0), "eps must be positive"),
         (lambda: steppe.GAM(gamma=(0.1,)), "1 fixed coefficients"),
-        (lambda: steppe.GAM(discrepancy="manhattan"), "discrepancy must be"),
+        (lambda: steppe.GAM(discrepancy="manhattan"), "discrepancy must be"),  # pyright: ignore[reportArgumentType]
         (lambda: steppe.GAM(period=0), "period must be"),
         (lambda: steppe.Every(0, SAM()), "k must be"),
-        (lambda: steppe.Every(2, "sam"), "needs a method"),
-        (lambda: steppe.GSAM(objective="x"), "objective must be"),
-        (lambda: steppe.GSAM(ascent="x"), "ascent must be"),
-        (lambda: steppe.GNAMFast(weighting="x"), "weighting must be"),
+        (lambda: steppe.Every(2, "sam"), "needs a method"),  # pyright: ignore[reportArgumentType]
+        (lambda: steppe.GSAM(objective="x"), "objective must be"),  # pyright: ignore[reportArgumentType]
+        (lambda: steppe.GSAM(ascent="x"), "ascent must be"),  # pyright: ignore[reportArgumentType]
+        (lambda: steppe.GNAMFast(weighting="x"), "weighting must be"),  # pyright: ignore[reportArgumentType]
         (lambda: steppe.LookSAM(k=0), "k must be"),
         (lambda: steppe.WSAM(gamma=1.0), "gamma must be"),
         (lambda: steppe.SSAM(sparsity=1.0), "sparsity must be"),
-        (lambda: steppe.SSAM(rule="x"), "rule must be"),
+        (lambda: steppe.SSAM(rule="x"), "rule must be"),  # pyright: ignore[reportArgumentType]
         (lambda: steppe.SSAM(samples=0), "at least 1"),
-        (lambda: steppe.SSAM(samples=2.5), "samples must be a whole number"),
-        (lambda: steppe.SSAM(every=2.5), "every must be a whole number"),
+        (lambda: steppe.SSAM(samples=2.5), "samples must be a whole number"),  # pyright: ignore[reportArgumentType]
+        (lambda: steppe.SSAM(every=2.5), "every must be a whole number"),  # pyright: ignore[reportArgumentType]
         (lambda: steppe.SSAM(rule="dynamic", total=0), "total must be a whole number"),
         (lambda: steppe.SSAM(rule="dynamic", drop=1.5), "drop is a share"),
-        (lambda: steppe.SSAM(sparsity=lambda step, lr: 0.5), "sparsity must be a number"),
-        (lambda: steppe.GNAM(oracle="sam"), "oracle must be a method"),
-        (lambda: steppe.GNAM(oracle=SAM), "oracle must be a method"),
-        (lambda: steppe.GAM(T=1, gamma=0.1), "must be finite numbers, T of them"),
+        (lambda: steppe.SSAM(sparsity=lambda step, lr: 0.5), "sparsity must be a number"),  # pyright: ignore[reportArgumentType]
+        (lambda: steppe.GNAM(oracle="sam"), "oracle must be a method"),  # pyright: ignore[reportArgumentType]
+        (lambda: steppe.GNAM(oracle=SAM), "oracle must be a method"),  # pyright: ignore[reportArgumentType]
+        (lambda: steppe.GAM(T=1, gamma=0.1), "must be finite numbers, T of them"),  # pyright: ignore[reportArgumentType]
         (lambda: steppe.GAM(gamma=(0.1, math.nan)), "must be finite numbers"),
-        (lambda: steppe.GAM(gamma=("a", "b")), "must be finite numbers"),
+        (lambda: steppe.GAM(gamma=("a", "b")), "must be finite numbers"),  # pyright: ignore[reportArgumentType]
         (lambda: steppe.DetSAM(half_width=math.nan), "half_width must be a finite number"),
         (lambda: steppe.TraceSAM(n=0), "n must be"),
         (lambda: steppe.TraceSAM(rho=0.0), "rho must be positive"),

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import steppe
 from helpers import problems
 from steppe.engine.finite_difference import STEP, by_difference
+from steppe.engine.looks import Products
 from steppe.method import HERE, HVP, Look, Method, Seen
 from steppe.vector import Vector
 
@@ -87,7 +88,7 @@ def exact_product(model: nn.Module, batch: problems.Batch) -> Tensor:
     params = list(model.parameters())
     with sdpa_kernel(SDPBackend.MATH):  # the kernel that has a second derivative
         grads = torch.autograd.grad(problems.loss(model, batch), params, create_graph=True)
-        length = sum((g * g.detach()).sum() for g in grads)
+        length = sum(((g * g.detach()).sum() for g in grads), torch.zeros(()))
         return problems.flat(torch.autograd.grad(length, params))
 
 
@@ -111,7 +112,7 @@ def precision_context(precision: str):
     return contextlib.nullcontext()
 
 
-def product_by_optimizer(model: nn.Module, batch: problems.Batch, precision: str, hvp: str) -> Tensor:
+def product_by_optimizer(model: nn.Module, batch: problems.Batch, precision: str, hvp: Products) -> Tensor:
     opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), _GradientProduct(), model, hvp=hvp)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if precision == "float16" else None
 
@@ -130,7 +131,8 @@ def set_weights(model: nn.Module, w: Tensor) -> None:
 
 def product_by_hand(gradient: Callable[[Tensor], Tensor], w: Tensor, precision: str, central: bool) -> Tensor:
     """What `by_difference` makes of one request; `gradient` is a function of a flat vector."""
-    looks = by_difference(_GradientProduct().looks(None), w.norm(), lambda: precision, central)
+    asks = _GradientProduct().looks(None)  # pyright: ignore[reportArgumentType]
+    looks = by_difference(asks, w.norm(), lambda: precision, central)
     look = next(looks)
     while True:
         at = w if look.offset is None else w + look.offset.tensors[0]
@@ -234,7 +236,7 @@ class AutocastInside(nn.Module):
             return self.net(x)
 
 
-def relative_step(model: nn.Module, where: str, dtype: torch.dtype | None, hvp: str, given: bool = True) -> float:
+def relative_step(model: nn.Module, where: str, dtype: torch.dtype | None, hvp: Products, given: bool = True) -> float:
     """How far the difference looks, relative to ‖w‖."""
     batch = next(problems.batches(32, next(model.parameters()).dtype))
     opt = steppe.SharpnessAware(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,8 @@ import steppe
 
 class Reassigns(nn.Module):
     """Gives its counter other memory."""
+
+    count: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +89,7 @@ def test_buffers_in_other_memory_are_put_back_after_an_exception(kind):
 
 
 def test_an_expanded_buffer_is_no_obstacle():
-    model = nn.Linear(4, 3)
+    model = cast(Any, nn.Linear(4, 3))
     model.register_buffer("scale", torch.full((1,), 2.0).expand(3))
     opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(), model=model)
 
@@ -149,6 +153,9 @@ def test_a_conjugate_buffer_changes_once_a_step():
     """torch marks the memory of the original: `mH` of a Fourier transform's matrix is such a buffer."""
 
     class Marked(nn.Module):
+        conjugate: Tensor
+        negative: Tensor
+
         def __init__(self):
             super().__init__()
             self.linear = nn.Linear(2, 1)

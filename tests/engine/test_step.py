@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from typing import cast
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import steppe
 from helpers import problems
@@ -93,11 +95,11 @@ def test_a_framework_s_first_look_tells_its_precision(method, monkeypatch):
     opt.begin()
     loss().backward()
     opt.gradient(loss, auxiliary=loss, first_done=True)
-    told = [p.grad.clone() for p in model.parameters()]
+    told = [cast(Tensor, p.grad).clone() for p in model.parameters()]
     opt.zero_grad()
     opt.gradient(loss, auxiliary=loss)
     assert set(seen) == {"bfloat16"}
-    assert same(told, [p.grad for p in model.parameters()])
+    assert same(told, [cast(Tensor, p.grad) for p in model.parameters()])
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any, cast
 
 import pytest
 import torch
@@ -87,7 +88,7 @@ def test_a_recorded_schedule_is_known_by_any_spelling():
     """What a recorded step reads is written anew in every step, not the number that it had while recording."""
     _, opt = make(_Ahead(rho=lambda step, lr: 10 * lr), "cpu")
     live = LiveNumbers(opt, opt.method, whole=False)
-    rho = live._method.at(0, 0.05).rho
+    rho = cast(Any, live._method.at(0, 0.05)).rho
     assert rho.item() == 0.5
     opt.param_groups[0]["lr"] = 0.025
     live.refresh()

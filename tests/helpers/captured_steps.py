@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -26,7 +28,7 @@ def net():
     )  # fmt: skip
 
 
-def make(method, device="cuda", base=torch.optim.SGD, dtype=torch.float32, **settings):
+def make(method, device="cuda", base: Any = torch.optim.SGD, dtype=torch.float32, **settings):
     model = seeded(net, dtype=dtype).to(device)
     settings.setdefault("lr", 0.05 if base is torch.optim.SGD else 0.01)
     if base is torch.optim.SGD and "lr" not in method.needs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +45,8 @@ def convnet() -> nn.Module:
     )  # fmt: skip
 
 
-def seeded(build: Callable[[], nn.Module], seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
+def seeded(build: Callable[[], nn.Module], seed: int = 0, dtype: torch.dtype = torch.float64) -> Any:
+    """What `build` makes, from a seed. (`Any`, since tests use the parts that each net has.)"""
     torch.manual_seed(seed)
     return build().to(dtype)
 
@@ -68,7 +70,7 @@ class Data:
             return self.main[0][sample : sample + 1], self.main[1][sample : sample + 1]
         return self.main
 
-    def closures(self, model: nn.Module, backward: bool = False) -> dict[str, Callable]:
+    def closures(self, model: nn.Module, backward: bool = False) -> dict[str, Any]:
         def closure(batch: str, sample: int | None = None) -> Tensor:
             value = loss(model, self.of(batch, sample))
             if backward:

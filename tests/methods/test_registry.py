@@ -73,7 +73,7 @@ def test_numbers_are_recognised_by_type_and_not_by_text():
     assert number_fields(Mine) == {"a", "b"}
     with pytest.raises(ValueError, match="a must be a finite number"):
         Mine(a="x")
-    assert Mine(c="anything").c == "anything"
+    assert Mine(c="anything").c == "anything"  # pyright: ignore[reportArgumentType]
 
 
 def test_numbers_of_the_library_s_methods():

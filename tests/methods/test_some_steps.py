@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ def test_a_share_of_training_becomes_a_step():
     inner = Late(SAM(rho=0.2), start=0.75)
     assert for_steps(inner, 200) == Late(SAM(rho=0.2), start=150)
     assert for_steps(Every(2, inner), 200) == Every(2, Late(SAM(rho=0.2), start=150))
-    assert for_steps(Plain(), 200) == Plain() and for_steps(Late(SAM(), start=7), 200).start == 7
+    assert for_steps(Plain(), 200) == Plain() and cast(Late, for_steps(Late(SAM(), start=7), 200)).start == 7
     w = nn.Parameter(torch.ones(2))
     opt = steppe.SharpnessAware(SGD([w], lr=0.1), inner)
     with pytest.raises(RuntimeError, match=r"start=0.75 is a share of training.*give a whole number of steps"):
@@ -105,11 +106,11 @@ def test_a_share_of_training_becomes_a_step():
     [
         (lambda: Late(SAM(), start=-1), "start must be"),
         (lambda: Late(SAM(), start=1.5), "start must be"),
-        (lambda: Late("sam", start=1), "needs a method"),
+        (lambda: Late("sam", start=1), "needs a method"),  # pyright: ignore[reportArgumentType]
         (lambda: Random(SAM(), p=1.5), "p is a probability"),
         (lambda: Random(SAM(), p=lambda step, lr: 0.5), "p is a probability"),
-        (lambda: Random(SAM(), seed=0.5), "seed must be"),
-        (lambda: Every(2, SAM(), between=None), "between must be"),
+        (lambda: Random(SAM(), seed=0.5), "seed must be"),  # pyright: ignore[reportArgumentType]
+        (lambda: Every(2, SAM(), between=None), "between must be"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_what_is_refused(make, match):

@@ -19,6 +19,7 @@ def test_asam_does_not_see_how_layers_are_scaled(c):
     model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)).to(DOUBLE)
     torch.manual_seed(0)
     for layer in (model[0], model[2]):
+        assert isinstance(layer, nn.Linear)
         layer.reset_parameters()
     opt = steppe.SharpnessAware(SGD(model.parameters(), lr=0.5), ASAM(rho=0.5, eta=0.0), model)
     gaps: dict[str, list] = {"asam": [], "asam rescaled": [], "sam": [], "sam rescaled": []}

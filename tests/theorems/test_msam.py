@@ -30,7 +30,9 @@ def test_the_sign_on_a_quadratic_with_a_known_v():
     d = drive(MSAM(rho=0.5), gradient, w, ctx)
     torch.testing.assert_close(at, [torch.tensor([1.7, -1.4], dtype=DOUBLE)])
     torch.testing.assert_close(d, torch.tensor([1.7, -14.0], dtype=DOUBLE))
-    torch.testing.assert_close(ctx.remembered["v"].tensors[0], 0.9 * v + d)
+    remembered = ctx.remembered["v"]
+    assert isinstance(remembered, Vector)
+    torch.testing.assert_close(remembered.tensors[0], 0.9 * v + d)
 
 
 def test_the_look_is_where_the_base_is_going():
@@ -40,7 +42,7 @@ def test_the_look_is_where_the_base_is_going():
     opt = steppe.SharpnessAware(SGD([w], lr=0.1, momentum=0.9), MSAM(rho=0.2))
     last_move = None
     for _ in range(8):
-        before = w.detach().clone()
+        before, ahead = w.detach().clone(), torch.zeros(6, dtype=DOUBLE)
         for _ in opt.passes():
             ahead = w.detach() - before
             problem.loss(w).backward()

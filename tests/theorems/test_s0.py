@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,8 @@ def test_s0_proof_of_theorem_2_gam_acts_on_eigenvalues_as_a_polynomial(T, eps):
     """Eq. 33-34: g(ŵ) = (M + Σ γ_t M^{t+1})(w − w*), also where M is indefinite."""
     problem = Quadratic(spread(-1.0, 2.0, 7))
     gamma, w = (0.7 * randn(T, seed=5)).tolist(), randn(7, seed=6)
-    powers = sum((c * torch.linalg.matrix_power(problem.M, t + 2) for t, c in enumerate(gamma)), problem.M)
+    terms: list[Tensor] = [c * torch.linalg.matrix_power(problem.M, t + 2) for t, c in enumerate(gamma)]
+    powers = sum(terms, problem.M)
     direction = drive(GAM(T=T, eps=eps, gamma=gamma), problem.grad, w)
     assert (direction - powers @ (w - problem.minimum)).norm() < 1e-13 / eps * direction.norm()
     P = transformation(gamma, problem.eigenvalues)
@@ -138,7 +140,7 @@ class Figure4:
         """Δ = Σ (P(λ̃) − λ)²."""
         return (transformation(gamma, self.seen.eigenvalues) - self.true).square().sum()
 
-    def learn(self, steps: int, gamma_optimizer, reference: str = "perturbed", **settings) -> Tensor:
+    def learn(self, steps: int, gamma_optimizer, reference: Any = "perturbed", **settings) -> Tensor:
         w = nn.Parameter(self.w.clone())
         method = GAM(T=12, eps=0.1, discrepancy="squared", optimizer=gamma_optimizer, reference=reference)
         opt = steppe.SharpnessAware(SGD([w], lr=0.0), method, **settings)

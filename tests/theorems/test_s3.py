@@ -195,6 +195,7 @@ def test_s3_theorem_9_explicit_bias(name):
     errors = []
     for rho in (0.04, 0.02):
         u, h = torch.tensor([1.0, 0.999], dtype=DOUBLE), 1e-5
+        columns: list[Tensor] = []
         direction = lambda x, rho=rho: observed(method(rho), EXAMPLE_2, x)[0]  # noqa: E731
         for _ in range(12):  # Newton's method on the library's direction
             columns = [(direction(u + h * e) - direction(u - h * e)) / (2 * h) for e in torch.eye(2, dtype=DOUBLE)]
