@@ -84,6 +84,8 @@ class Trial:
         finally:
             sys.settrace(None)
         self.recover(opt, model)
+        enabled = torch.is_grad_enabled()
+        torch.set_grad_enabled(True)
         weights, buffers = state_of(model)
         random = torch.get_rng_state()
         right = (
@@ -91,7 +93,7 @@ class Trial:
             and (same(buffers, self.before[1]) or same(buffers, self.after[1]))
             and (random.equal(self.random_before) or random.equal(self.random_after))
         )
-        return trace.fired, right
+        return trace.fired, right and enabled
 
     def wrong(self, stride, operations=False, start=1):
         """Where an interrupt leaves something wrong, of every `stride`-th place."""

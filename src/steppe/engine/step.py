@@ -67,6 +67,7 @@ class Step:
         self._ready: Ready | None = None
         self._looks: weakref.ref[Generator[Pass, None, None]] | None = None
         self._warned = False  # that no look saw a gradient
+        self._grad_mode: bool | None = None  # to restore, after an interrupt
         self._runner: LookRunner | None = None  # of looks that have begun and have not restored everything
         self._noting: contextlib.ExitStack | None = None  # between `begin` and the looks: notes the precision
 
@@ -129,15 +130,18 @@ class Step:
         isolation = isolation or self._isolate(around.model, space.params)
         scale = None if scaler is None else LossScale(scaler, space.pieces()[0].device)
         runner = LookRunner(method, space, ctx, isolation, around, scale, self._scratch, precision_known=begun)
-        self._runner = runner
+        self._runner, enabled = runner, torch.is_grad_enabled()
         try:
             direction = yield from runner.passes(first_done)
+            if runner.home is not None:
+                self._scratch = runner.home
+            self._leave(direction, runner, around)
+        except KeyboardInterrupt:  # perhaps between the body of a `with torch.no_grad()` and its end
+            self._grad_mode = enabled
+            raise
         finally:
             if runner.restored:  # else `recover` has to finish that
                 self._runner = None
-        if runner.home is not None:
-            self._scratch = runner.home
-        self._leave(direction, runner, around)
 
     def _isolate(self, model: nn.Module | None, params: list[Tensor]) -> Isolation:
         torch.clear_autocast_cache()  # autocast around a whole loop has cached the weights of the step before
@@ -197,11 +201,14 @@ class Step:
 
     def recover(self) -> None:
         """Finish restoring what an interrupt (Ctrl-C) has kept the looks from restoring."""
-        runner, looks = self._runner, self._running()
-        if runner is None or (looks is not None and inspect.getgeneratorstate(looks) != inspect.GEN_CLOSED):
+        looks = self._running()
+        if looks is not None and inspect.getgeneratorstate(looks) != inspect.GEN_CLOSED:
             return
-        if not runner.restored:
-            runner.undo()
+        if self._grad_mode is not None:
+            torch.set_grad_enabled(self._grad_mode)
+            self._grad_mode = None
+        if self._runner is not None and not self._runner.restored:
+            self._runner.undo()
         self._runner = None
 
     def abandon(self) -> None:
