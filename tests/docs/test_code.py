@@ -46,6 +46,7 @@ def alone(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # other tests too call a user's module so
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look their module up
     known, loaded, threads = dict(Method.registry), set(sys.modules), torch.get_num_threads()
