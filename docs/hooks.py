@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from making import benchmarks, commands, comparison, figures, map, methods
+from making import benchmarks, commands, comparison, figures, map, methods, radius
 from mkdocs.structure.files import File, Files
 
 NAMED: dict[str, Callable[[str], str]] = {"figure": figures.curvature, "paper": figures.paper}
@@ -23,6 +23,7 @@ MADE: dict[str, Callable[[], str]] = {
     "sources": methods.sources,
     "methods": methods.table,
     "map": map.markdown,
+    "radii": radius.markdown,
 }
 _MARK = re.compile(r"^<!-- (?P<name>[a-z]+)(: (?P<which>[^ ]+))? -->$", re.MULTILINE)
 

@@ -9,6 +9,8 @@ from statistics import mean, stdev
 
 import pytest
 
+from helpers.pages import making
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 
@@ -22,10 +24,9 @@ def test_the_readme_runs():
     assert namespace["opt"].metrics["looks"] == 3
 
 
-def test_the_first_sentences_say_what_the_records_say(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    from making.first_picture import differences, text
-
+def test_the_first_sentences_say_what_the_records_say():
+    first = making("first_picture")
+    differences, text = first.differences, first.text
     said = " ".join(README.read_text(encoding="utf-8").split())
     noisy, longer, clean = (differences(0.6), differences(0.6, "SGD, 2x longer"), differences(0.0))
     assert all(len(values) == 10 for rows in (noisy, longer, clean) for values in rows.values())
