@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from making import radius
+from helpers.pages import DOCS, making
 
-from helpers.pages import DOCS
+radius = making("radius")
 
 
 def rows(kind: str, base: str, epochs: str) -> dict[str, float]:
