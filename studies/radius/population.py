@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steppe.difference import by_difference
+from steppe.engine.finite_difference import by_difference
 from steppe.method import Context, Look, Method, Seen
 from steppe.vector import Vector
 
