@@ -122,6 +122,7 @@ def test_nothing_made_on_the_way_is_released(source_files):
     assert [name for name in source_files if any(part in name for part in unwanted)] == []
 
 
+@pytest.mark.slow
 def test_the_installed_package_trains_with_torch_alone(installed):
     code = """
 import sys, steppe, torch
@@ -138,6 +139,7 @@ print(steppe.__file__, opt.metrics["looks"], torch.isfinite(loss).item(), *loade
     assert optional.intersection(loaded) == set()
 
 
+@pytest.mark.slow
 def test_the_installed_command_runs(installed):
     assert call(installed, "steppe", "--version") == steppe.__version__
     assert "GNAMFast" in call(installed, "steppe", "methods", "--markdown")

@@ -181,6 +181,7 @@ def within(found: Estimate, truth: float, errors: float = 4.0) -> bool:
     return abs(found.value - truth) <= errors * found.standard_error
 
 
+@pytest.mark.slow
 def test_table_1_on_a_trained_net(minimum):
     """Every row of S3 Table 1 by products with the Hessian of a trained net."""
     values = known(minimum)
@@ -235,6 +236,7 @@ def test_antithetic_pairs_cancel_the_gradient(halfway):
     assert within(paired, float(known(halfway).sum()) / (2 * halfway.size))
 
 
+@pytest.mark.slow
 def test_antithetic_pairs_leave_the_gradient_in_a_squared_measure():
     """The loss ½‖w‖² + gᵀw at w = 0: the Frobenius measure by losses is ‖H‖²_F + 2‖g‖²/ρ²."""
     slope, rho = torch.linspace(-1, 1, 10, dtype=torch.float64), 0.5

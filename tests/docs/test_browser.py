@@ -75,6 +75,7 @@ def pages_of(site: Path) -> list[str]:
     return [str(path.relative_to(site)) for path in sorted(site.rglob("*.html")) if path.name != "404.html"]
 
 
+@pytest.mark.slow
 def test_every_page_on_a_phone(site, address, open_page):
     """No error in the console, nothing missing, nothing asked of another host, no page wider than the screen."""
     names = pages_of(site)

@@ -15,6 +15,7 @@ for package in ("lightning", "transformers", "accelerate"):
     pytest.importorskip(package)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
 def test_two_ranks_train_as_the_plain_loop_does(tmp_path):
     here = Path(__file__).parent

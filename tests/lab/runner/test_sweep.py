@@ -122,6 +122,7 @@ def test_the_tree_sampler_runs():
 CAN_RAY_START = "import ray; ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False); ray.shutdown()"
 
 
+@pytest.mark.slow
 def test_a_ray_cluster_gives_the_same_records():
     pytest.importorskip("ray")
     task = ["--data", "helpers.small_task:data", "--model", "helpers.small_task:net", "--batch", "16"]

@@ -45,6 +45,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_ranks_together_are_one_process(tmp_path):
     script = tmp_path / "rank.py"
     script.write_text(RANK % (SETTINGS,))

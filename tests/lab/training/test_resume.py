@@ -26,6 +26,7 @@ KILLED = '''
 import os, signal, sys
 from functools import partial
 from pathlib import Path
+import pytest
 import torch
 torch.set_num_threads(1)
 from steppe.lab import records
@@ -103,6 +104,7 @@ def test_killed_at_every_moment(tmp_path):
     assert without_time(record) == without_time(json.loads(json.dumps(whole)))
 
 
+@pytest.mark.slow
 def test_a_comparison_is_stopped_killed_and_finished(tmp_path, monkeypatch):
     """Ctrl-C, then kill -9, each while two workers train, then to the end; against runs that were never stopped."""
     task = ["--data", "helpers.small_task:data", "--model", "helpers.small_task:net", "--batch", "32", "--epochs", "5"]
