@@ -11,6 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from helpers.small_task import environment
@@ -26,7 +27,6 @@ KILLED = '''
 import os, signal, sys
 from functools import partial
 from pathlib import Path
-import pytest
 import torch
 torch.set_num_threads(1)
 from steppe.lab import records
