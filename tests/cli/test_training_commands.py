@@ -313,6 +313,7 @@ def test_a_metric_that_nobody_measured_leaves_the_page_alone():
     assert run("report", "runs").exit_code == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*with momentum it overshoots")
 def test_a_method_that_sets_the_learning_rate_gets_no_schedule():
     result = run(
         "compare",
