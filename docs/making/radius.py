@@ -27,7 +27,7 @@ def accuracies() -> dict[tuple[str, str], list[float]]:
 def cell(values: list[float], base: list[float]) -> str:
     """SAM's accuracy less the base's, in points; bold if the 95 % interval of the paired difference leaves out zero."""
     middle, low, high = interval([mine - theirs for mine, theirs in zip(values, base, strict=True)])
-    text = f"{middle:+.1f}".replace("-", "−")
+    text = f"{middle:+.1f}".replace("-", "−") if abs(middle) >= 0.05 else "0.0"
     return f"**{text}**" if low > 0 or high < 0 else text
 
 
