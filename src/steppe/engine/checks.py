@@ -21,7 +21,7 @@ from .shards import local as local_part
 from .shards import sharded
 
 # Optimizers of other libraries that need more than a gradient: second derivatives, or a loss to evaluate themselves.
-_NOT_ONE_GRADIENT = frozenset({"AdaHessian", "Adahessian", "SophiaH", "AliG", "BSAM", "bSAM", "PAL", "PoNoS"})
+_NOT_ONE_GRADIENT = frozenset({"AdaHessian", "Adahessian", "SophiaH", "AliG", "BSAM", "bSAM"})
 
 
 def joined(base: Any) -> Any:
