@@ -311,3 +311,37 @@ def test_mistakes_get_one_helpful_line(run, arguments, message):
     lines = [text for text in result.stderr.splitlines() if text.startswith("steppe:")]
     assert len(lines) == 1 and message in lines[0]
     assert "Traceback" not in result.output
+
+
+TWO_SPLITS = """
+import torch
+from helpers.curvature_problems import digits, mlp
+def data(): x, y = digits(30, side=4); return (x[:20], y[:20]), (x[20:], y[20:])
+def as_numpy(): return tuple((x.numpy(), y.numpy()) for x, y in data())
+def model(shape, classes): assert (shape, classes) == ((1, 4, 4), 10); return mlp(4).double()
+"""
+
+
+@pytest.mark.parametrize("function", ["data", "as_numpy"])
+def test_data_as_compare_takes_it_is_measured_on_one_split(run, tmp_path, function):
+    """Training and test data used to be measured together, without a word."""
+    (tmp_path / "two_splits.py").write_text(TWO_SPLITS)
+    sys.modules.pop("two_splits", None)
+    (x, y), model = digits(30, side=4), mlp(4).double()
+    model.load_state_dict(torch.load("start.pt"))
+    arguments = ("measure", "start.pt", "--model", "two_splits:model", "--data", f"two_splits:{function}")
+    for split, rows in (("", slice(20)), ("train", slice(20)), ("test", slice(20, 30))):
+        chosen = ("--split", split) if split else ()
+        result = run(*arguments, *chosen, "--what", "eigenvalues", "--top", "1")
+        assert result.exit_code == 0, result.output
+        assert ("20 training examples; --split test" in result.stderr) == (not split)
+        written = json.loads((tmp_path / "curvature" / "curvature.json").read_text())["measures"]["start"]
+        truth = F.cross_entropy(model(x[rows]), y[rows]).detach()
+        assert written["loss"]["value"] == pytest.approx(float(truth), rel=1e-12)
+
+
+def test_a_split_of_data_without_splits_is_a_mistake(run):
+    result = run("measure", "end.pt", *COMMON, "--split", "test")
+    assert result.exit_code == 2 and "two splits" in result.stderr
+    result = run("measure", "end.pt", *COMMON, "--split", "half")
+    assert result.exit_code == 2 and "--split is train or test, not 'half'" in result.stderr

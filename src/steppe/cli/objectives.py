@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from ..curvature.objective import Objective
+from ..lab.data import DataSet, prepare
+from ..lab.data.loading import as_data_set
 from ..support.devices import require_device
 from ..support.errors import UserError, describe, user_function
+from .errors import say
 from .prepare import import_from_current_folder
 
 
@@ -24,9 +28,10 @@ def objectives(checkpoints: list[Path], given: dict[str, Any]) -> Iterator[tuple
     names = [path.stem for path in checkpoints]
     if len(set(names)) < len(names):
         names = [str(path) for path in checkpoints]
-    batches = _call(load, "--data")
+    made = _call(load, "--data")
+    batches = _of_split(made, given["split"])
     for name, path in zip(names, checkpoints, strict=True):
-        net = _call(build, "--model")
+        net = _call(build, "--model", *_shape_and_classes(build, made))
         if not isinstance(net, nn.Module):
             raise UserError(f"--model {given['model']} returned a {type(net).__name__}, not a torch.nn.Module")
         load_weights(net, path)
@@ -44,9 +49,51 @@ def _loss(name: str) -> Callable[..., Any]:
     return known.get(name) or user_function("--loss", name)
 
 
-def _call(function: Callable[[], Any], option: str) -> Any:
+def _of_split(made: Any, split: str) -> Any:
+    """The batches to measure on. Of a function that `steppe compare` takes too: those of one split."""
+    if split not in ("", "train", "test"):
+        raise UserError(f"--split is train or test, not {split!r}")
+    data = _two_splits(made)
+    if data is None:
+        if split:
+            raise UserError("--split is for data with two splits: ((inputs, targets), (inputs, targets)) or a DataSet")
+        return made
+    one: Literal["train", "test"] = "test" if split == "test" else "train"
+    if not split:
+        count = f"{len(data.train)} training examples"
+        say(f"--data has training and test data: measuring on the {count}; --split test for the others")
+    if not isinstance(made, DataSet):  # a pair of arrays, with the precision that it has
+        inputs, targets = (torch.as_tensor(part) for part in made[one == "test"])
+        return [(prepare(inputs, data) if inputs.dtype == torch.uint8 else inputs, targets)]
+    return [(prepare(inputs, data), targets) for inputs, targets in data.batches(one, 1000)]
+
+
+def _two_splits(made: Any) -> DataSet | None:
+    """The data set, if the function has returned one as `steppe compare` expects it; None for batches."""
+    pairs = (
+        isinstance(made, (tuple, list))
+        and len(made) == 2
+        and all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in made)
+        and not any(isinstance(part, (tuple, list, dict)) for pair in made for part in pair)
+    )
+    return as_data_set(made, "--data") if pairs or isinstance(made, DataSet) else None
+
+
+def _shape_and_classes(build: Callable[..., Any], made: Any) -> tuple[Any, ...]:
+    """The arguments of the model's function, as in `steppe compare`: none, or the input's shape and the classes."""
     try:
-        return function()
+        inspect.signature(build).bind()
+    except TypeError:
+        data = _two_splits(made)
+        return () if data is None else (data.input_shape, data.classes)
+    except ValueError:  # a function of C has no signature
+        pass
+    return ()
+
+
+def _call(function: Callable[..., Any], option: str, *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
     except Exception as error:
         raise UserError(f"{option}: {function.__name__}() failed: {describe(error)}") from None
 

@@ -36,7 +36,7 @@ RECIPE: Table = {
     "clip": (float | None, None, "Clip the direction to this norm; 0 for no clipping."),
     "share": (float | None, None, "Train on the first part of the data, this share of it."),
     "label_noise": (float | None, None, "Share of the training labels that are replaced by wrong ones."),
-    "auxiliary": (str | None, None, "The second batch of methods that use two: fresh, fixed or previous."),
+    "auxiliary": (str | None, None, "Second batch, of methods that use one: fresh, fixed, previous, held-out:500."),
     "model_settings": (str | None, None, "Settings of the model: hidden=256,..."),
 }
 FIELDS = {"augment": "augmentation"}  # the options of RECIPE that are named otherwise than their field
@@ -56,7 +56,8 @@ PLACE: Table = {
 # A model with weights, and the loss that is measured or drawn.
 OBJECTIVE: Table = {
     "model": (str, ..., "package.module:function that returns the model."),
-    "data": (str, ..., "package.module:function that returns a loader, or a pair of tensors."),
+    "data": (str, ..., "package.module:function that returns a loader, a pair of tensors, or what `compare` takes."),
+    "split": (str, "", "train or test, of data that has both; by default train."),
     "loss": (str, "cross_entropy", f"{', '.join(LOSSES)}, or package.module:function."),
     "params": (list[str], [], "Only parameters whose names match, such as 'layer1.*'."),
     "mode": (str, "eval", "eval, batch (BatchNorm by the batch), train, or as-is."),

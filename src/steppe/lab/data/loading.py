@@ -107,24 +107,29 @@ def _users(name: str) -> DataSet:
         raise
     except Exception as error:
         raise UserError(f"data set {name!r} failed with {describe(error)}") from error
+    return as_data_set(made, f"data set {name!r}", name)
+
+
+def as_data_set(made: Any, what: str, name: str = "data") -> DataSet:
+    """What a user's function has returned as a data set; `what` names it in errors."""
     if isinstance(made, DataSet):
         if not isinstance(made.train, Readable) or not isinstance(made.test, Readable):
-            raise UserError(f"data set {name!r}: train and test must be Splits, or have len, targets, take and to")
+            raise UserError(f"{what}: train and test must be Splits, or have len, targets, take and to")
         return made
     try:
         (x, y), (x_test, y_test) = made
         train, test = Split(_tensor(x), _tensor(y).long()), Split(_tensor(x_test), _tensor(y_test).long())
     except UserError as error:
-        raise UserError(f"data set {name!r}: {error}") from error
+        raise UserError(f"{what}: {error}") from error
     except Exception as error:  # of any kind, from numpy or torch
         wanted = "a DataSet or ((inputs, targets), (inputs, targets))"
-        raise UserError(f"data set {name!r} must return {wanted}; reading it: {describe(error)}") from error
+        raise UserError(f"{what} must return {wanted}; reading it: {describe(error)}") from error
     if not len(train) or not len(test):
-        raise UserError(f"data set {name!r} has no {'test' if len(train) else 'training'} examples")
+        raise UserError(f"{what} has no {'test' if len(train) else 'training'} examples")
     targets = torch.cat([train.targets, test.targets])
     low, high = int(targets.min()), int(targets.max())
     if low < 0:
-        raise UserError(f"data set {name!r}: classes count from 0, but there is a target {low}")
+        raise UserError(f"{what}: classes count from 0, but there is a target {low}")
     return DataSet(name, train, test, high + 1)
 
 
