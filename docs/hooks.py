@@ -10,10 +10,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from making import benchmarks, commands, comparison, figures, map, methods, radius
+from making import benchmarks, commands, comparison, figures, map, methods, radius, support_table
 from mkdocs.structure.files import File, Files
 
-NAMED: dict[str, Callable[[str], str]] = {"figure": figures.curvature, "paper": figures.paper}
+NAMED: dict[str, Callable[[str], str]] = {
+    "figure": figures.curvature,
+    "paper": figures.paper,
+    "support": support_table.markdown,
+}
 MADE: dict[str, Callable[[], str]] = {
     "benchmarks": benchmarks.markdown,
     "commands": commands.markdown,
