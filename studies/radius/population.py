@@ -74,8 +74,17 @@ def _column(number: Any) -> Any:
 class Population:
     """Members that share a program: weights, the method's memory, the base optimizer's state."""
 
-    def __init__(self, weights: Tensor, method: Method, base: Base, losses: Losses, precision: str = "float32"):
+    def __init__(
+        self,
+        weights: Tensor,
+        method: Method,
+        base: Base,
+        losses: Losses,
+        precision: str = "float32",
+        average: float | None = None,
+    ):
         self.weights, self.method, self.base, self.losses, self.precision = weights, method, base, losses, precision
+        self.average, self.averaged = average, weights.clone()  # an exponential moving average of the weights
         zero = weights.new_zeros(len(weights))
         room = SimpleNamespace(zero=lambda: zero.clone(), zeros=lambda: Rows(torch.zeros_like(weights)))
         self.memory: dict[str, Any] = method.memory(room)  # type: ignore[arg-type]
@@ -98,6 +107,8 @@ class Population:
         except StopIteration as end:
             direction = end.value
         self.weights = self.base.step(self.weights, direction.matrix)
+        if self.average is not None:
+            self.averaged.lerp_(self.weights, 1 - self.average)
         self.memory = {**self.memory, **ctx.remembered}
         self.metrics = ctx.metrics
         self.steps += 1

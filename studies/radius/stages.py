@@ -10,6 +10,7 @@ from regimes import REGIMES, Regime
 from train import Job
 
 CIFAR = (REGIMES["cifar-clean"], REGIMES["cifar-40"])
+MLP3 = (REGIMES["mlp3-clean"], REGIMES["mlp3-40"])
 RADII = tuple({"rho": rho} for rho in (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0))  # 0 is the base
 DIGITS = tuple(
     tuple(REGIMES[f"digits-{label}-{base}"] for label in labels)
@@ -123,6 +124,21 @@ FROZEN: list[tuple[Any, ...]] = [
 ]
 
 
+def _cut(regimes: tuple[Regime, ...], *marks: int) -> tuple[Regime, ...]:
+    return tuple(replace(regime, marks=marks) for regime in regimes)
+
+
+def _confirm(regimes: tuple[Regime, ...], seeds: tuple[int, ...], radii: tuple[float, ...], longest: int) -> list[Job]:
+    """Base and its moving average for up to `longest` passes, SAM, MSAM and the frozen gap (c = 2), on fresh seeds."""
+    sam = tuple({"rho": rho} for rho in radii)
+    return [
+        Job(_cut(regimes, 10, 20), "sam", sam, seeds),
+        Job(_cut(regimes, 20, 40, longest), "plain", ({},), seeds, average=0.999),
+        Job(_cut(regimes, 10, 20), "gap", _TIMES[1:2], seeds, {}, 500, 100),
+        Job(_cut(regimes, 20, 40), "msam", tuple({"rho": rho} for rho in (0.3, 1.0, 3.0)), seeds),
+    ]
+
+
 def _toy() -> list[Job]:
     groups = tuple(tuple(replace(r, marks=(1, 2)) for r in group) for group in DIGITS)
     return _over(groups, range(2), SAMS + FROZEN)
@@ -193,6 +209,17 @@ STAGES: dict[str, Callable[[], list[Job]]] = {
         range(100, 104),
         [("gap", _TIMES[1:2], GATE, 500, 100, "double"), ("gap", _TIMES[1:2], {}, 500, 100, "double")],
     ),
+    "cifar-fresh": lambda: _confirm(CIFAR, tuple(range(200, 206)), (0.5, 1.0, 2.0, 4.0), 80),
+    "mlp3-fresh": lambda: _confirm(MLP3, tuple(range(200, 205)), (0.02, 0.05, 0.1, 0.2, 0.5, 1.0), 80),
+    "fresh-toy": lambda: [
+        replace(
+            job,
+            regimes=tuple(replace(r, marks=(1, 2), first=1000) for r in job.regimes),
+            seeds=(0,),
+            hold=job.hold and 100,
+        )
+        for job in STAGES["cifar-fresh"]() + STAGES["mlp3-fresh"]()
+    ],
     "cifar-toy": lambda: [
         replace(
             job, regimes=tuple(replace(r, marks=(1,), first=1000) for r in CIFAR), seeds=(0,), settings=job.settings[:1]

@@ -17,10 +17,11 @@ from population import Base, Population, Replayed
 from regimes import Examples, Regime, examples, initial_weights, noisy
 from torch import Tensor
 
-from steppe import SAM
+from steppe import MSAM, SAM, Plain
 from steppe.lab.models import build
 
-METHODS = {"sam": SAM, "slope": SlopeRadius, "pair": PairRadius, "gap": GapRadius, "trial": TrialRadius}
+FIXED = {"plain": Plain, "sam": SAM, "msam": MSAM}  # these hold nothing out
+METHODS = FIXED | {"slope": SlopeRadius, "pair": PairRadius, "gap": GapRadius, "trial": TrialRadius}
 POINTS = 20  # along a training at which ρ and losses are kept
 
 
@@ -36,12 +37,13 @@ class Job:
     hold: int | None = None  # held-out examples; None: the regime's; −1: the test set itself, to see what is possible
     draw: int | None = None  # how many of them make a batch; None: all
     scheme: str = "fixed"  # which are held out in a pass: see `held_in`
+    average: float | None = None  # evaluate an exponential moving average of the weights too, with this decay
 
     def text(self, setting: dict[str, float]) -> str:
         """The candidate in a line."""
         words = [f"{name}={value:g}" for name, value in setting.items()]
         words += [f"{name}={value}" for name, value in self.fixed.items()]
-        if self.method != "sam":
+        if self.method not in FIXED:
             words += [f"hold={self.hold or self.regimes[0].hold}"] + ([f"draw={self.draw}"] if self.draw else [])
             words += [f"scheme={self.scheme}"] if self.scheme != "fixed" else []
         return " ".join([self.method, *words])
@@ -151,15 +153,17 @@ def train(job: Job, root: Path | None, device: str, precision: str = "float32") 
         targets = members.labels.gather(1, rows)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape).mean(1)
 
-    population = Population(weights, _method(job, len(members.seeds), device), _base(first), losses, precision)
+    population = Population(
+        weights, _method(job, len(members.seeds), device), _base(first), losses, precision, job.average
+    )
     stepper = Replayed(population) if device == "cuda" else population
     epoch = len(data.targets) // first.batch
     steps = epoch * first.marks[-1]
     marks = {epoch * mark: mark for mark in first.marks}
     points = {round(steps * (i + 1) / POINTS) for i in range(POINTS)}
     curves: dict[str, list[Tensor]] = {"rho": [], "train_loss": [], "held_loss": [], "rise": []}
-    ended: dict[int, tuple[Tensor, Tensor]] = {}
-    hold = 0 if job.method == "sam" else (job.hold or first.hold)
+    ended: dict[str, tuple[Tensor, Tensor]] = {}
+    hold = 0 if job.method in FIXED else (job.hold or first.hold)
     since, taken = torch.zeros(len(weights), device=device), 0
     for step, (rows, held) in enumerate(batches(job, members, hold, steps, device), 1):
         since += stepper.step(rows, held)
@@ -172,7 +176,10 @@ def train(job: Job, root: Path | None, device: str, precision: str = "float32") 
                     weight = population.memory["weight"] if name != "rho" else 1
                     curves[name].append(population.memory[kept] / weight)
         if step in marks:
-            ended[marks[step]] = evaluate(net, population.weights, statistics, data)
+            ended[str(marks[step])] = evaluate(net, population.weights, statistics, data)
+            if job.average is not None:
+                again = settled_statistics(net, population.averaged, data, first.batch)
+                ended[f"{marks[step]} averaged"] = evaluate(net, population.averaged, again, data)
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - began
@@ -199,6 +206,15 @@ def _base(regime: Regime) -> Base:
 
 
 @torch.no_grad()
+def settled_statistics(net: Net, weights: Tensor, data: Examples, batch: int) -> list[Tensor]:
+    """BatchNorm's statistics for weights that no forward pass has seen: those of 100 batches of training examples."""
+    statistics = net.fresh_statistics(weights)
+    for x in data.train.split(batch)[:100]:
+        net(weights, x.expand(len(weights), *x.shape), statistics, update=True)
+    return statistics
+
+
+@torch.no_grad()
 def evaluate(net: Net, weights: Tensor, statistics: list[Tensor], data: Examples) -> tuple[Tensor, Tensor]:
     """Test accuracy in % and test loss of every member."""
     right = torch.zeros(len(weights), device=weights.device)
@@ -221,8 +237,8 @@ def _records(job: Job, curves: dict, ended: dict, looks: float, seconds: float) 
                 "regime": regime.name,
                 "candidate": job.text(setting),
                 "seeds": list(job.seeds),
-                "accuracy": {str(m): _short(a[rows].tolist(), 2) for m, (a, _) in ended.items()},
-                "test_loss": {str(m): _short(b[rows].tolist(), 4) for m, (_, b) in ended.items()},
+                "accuracy": {m: _short(a[rows].tolist(), 2) for m, (a, _) in ended.items()},
+                "test_loss": {m: _short(b[rows].tolist(), 4) for m, (_, b) in ended.items()},
                 **{name: [_short(curve, 4) for curve in values[rows]] for name, values in stacked.items()},
                 "looks": round(looks, 3),
                 "seconds": round(seconds * n / (n * each * len(job.regimes)), 3),
