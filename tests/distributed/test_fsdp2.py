@@ -33,6 +33,7 @@ from helpers.ranks import (
     whole,
 )
 from steppe import GSAM, SAM, SharpnessAware
+from steppe.engine.home import OnHost
 
 METHODS = {
     "sam": (SAM(rho=0.3), reference.sam(0.3)),
@@ -91,6 +92,19 @@ def test_every_method_equals_itself_in_one_process(method):
     train_any(SharpnessAware(BASES["adamw"](net.parameters()), method, net), net, batches)
     assert_ranks_agree(net)
     assert_close(net, alone, tolerance_of(method))
+
+
+@grid("kind, method", KINDS, METHODS)
+def test_a_home_on_the_host_changes_no_bit_and_is_copied_to_once_a_step(kind, method, monkeypatch):
+    copies, start = [], OnHost.start
+    monkeypatch.setattr(OnHost, "start", lambda home, weights: copies.append(home) or start(home, weights))
+    nets = []
+    for home in ("cpu", "device"):
+        nets.append(KINDS[kind](Net()))
+        opt = SharpnessAware(BASES["adamw"](nets[-1].parameters()), METHODS[method][0], nets[-1], home=home)
+        train(opt, nets[-1], digits(steps=3))
+    assert_identical(whole(nets[0]), whole(nets[1]))
+    assert len(copies) == 3
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)

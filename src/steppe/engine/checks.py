@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..method import Method
 from .bases import Together
+from .home import PLACES, Place
 from .replicas import replicated, sharded_by_fsdp1
 from .shards import local as local_part
 from .shards import sharded
@@ -52,6 +53,13 @@ def check_settings(base: Any, method: Any, model: Any, local: bool, hvp: str, ow
         raise ValueError("local=True needs model=, wrapped in DistributedDataParallel (FSDP2 cannot look locally)")
     if hvp not in ("forward", "central", "exact"):
         raise ValueError(f'hvp must be "forward", "central" or "exact", not {hvp!r}')
+
+
+def check_home(home: Any) -> Place:
+    """Where the weights are kept while a look is somewhere else."""
+    if home not in PLACES:
+        raise ValueError(f'home must be "device" or "cpu", not {home!r}')
+    return home
 
 
 def _stage_hint(model: Any) -> str:

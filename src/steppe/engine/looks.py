@@ -15,6 +15,7 @@ from ..method import HERE, HVP, Context, Look, Looks, Method, Seen
 from ..vector import Space, Vector
 from . import replicas
 from .finite_difference import by_difference
+from .home import Home, Place
 from .isolation import Isolation
 from .shards import local, reduced_like
 
@@ -69,6 +70,7 @@ class Surroundings:
     local: bool  # each rank looks on its own batch alone
     hvp: Products
     loss_group: Any = None  # the ranks whose losses belong together, if the model does not show them
+    home: Place = "device"  # where the weights are kept while a look is somewhere else
 
 
 class LookRunner:
@@ -85,14 +87,15 @@ class LookRunner:
         isolation: Isolation,
         around: Surroundings,
         scale: LossScale | None,
-        scratch: Vector | None,
+        home: Home,
         precision_known: bool = False,
     ):
         self.method, self.space, self.ctx, self.scale = method, space, ctx, scale
-        self.home: Vector | None = None  # a copy of the weights, once they have moved
+        self.home: Home | None = None  # holds a copy of the weights, once one is needed
         self.restored = False  # whether everything that the looks disturbed has been restored
         self.used = [False] * len(space.params)  # which parameters had a gradient in any look
-        self._isolation, self._around, self._scratch = isolation, around, scratch
+        self._isolation, self._around, self._copy = isolation, around, home
+        self._moved = False  # whether the weights are somewhere else now
         self._precision_known = precision_known  # noted while a framework ran the first look
         self._weights = space.live()
         ctx.weights = self._start
@@ -138,7 +141,7 @@ class LookRunner:
         self.ctx.weights = self.space.live  # no reference cycle: a step's memory is freed when it ends
         if self.home is not None:
             with torch.no_grad():
-                self._weights.copy_(self.home)
+                self.home.restore(self._weights)
             self._isolation.drop_cached_weights()
         self.restored = True
 
@@ -161,9 +164,13 @@ class LookRunner:
 
     def _start(self) -> Vector:
         """The weights that the step starts from: a copy, made when first needed, because they will move."""
+        with torch.no_grad():
+            return self._copied().vector(self._weights, self._moved)
+
+    def _copied(self) -> Home:
         if self.home is None:
-            with torch.no_grad():
-                self.home = self._weights.clone(room=self._scratch)
+            self._copy.finish(self._weights)
+            self.home = self._copy
         return self.home
 
     def _go(self, index: int, ask: Look | HVP) -> Pass:
@@ -172,11 +179,18 @@ class LookRunner:
         look = ask.at if isinstance(ask, HVP) else ask
         with torch.no_grad():
             if look.offset is not None:
-                here = self._weights if self.home is None else self.home  # equal; in place it saves a copy
-                self._start()
-                self._weights.move_(here, look.offset.perturbed())
+                in_place = self.home is None  # saves reading the copy
+                home, moved, self._moved = self._copied(), self._moved, True
+                if in_place:
+                    self._weights.add_(look.offset.perturbed())
+                else:
+                    home.move(self._weights, look.offset.perturbed(), moved)
             elif self.home is not None:
-                self._weights.copy_(self.home)
+                if self._moved:
+                    self.home.restore(self._weights)
+                self._moved = False
+            elif index == 0 and self.method.cost > 1:
+                self._copy.start(self._weights)
         if self.home is not None:
             self._isolation.drop_cached_weights()
         return Pass(index, look.batch, look.sample, product=product)

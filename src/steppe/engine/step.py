@@ -18,6 +18,7 @@ from torch.amp.grad_scaler import GradScaler
 from ..method import Context, Method
 from ..vector import Space, Vector
 from . import checks, replicas
+from .home import Home, Place, home_in
 from .interrupts import recover_before_saving
 from .isolation import Isolation
 from .looks import Abandoned, LookRunner, LossScale, Pass, Surroundings
@@ -63,7 +64,7 @@ class Step:
         self.recorded_metrics: dict[str, Any] = {}  # of the last step that was recorded
         self._space: Space | None = None
         self._isolation: Isolation | None = None
-        self._scratch: Vector | None = None  # memory for a copy of the weights
+        self._home: tuple[Place, Home] | None = None  # memory for a copy of the weights, and where it is
         self._ready: Ready | None = None
         self._looks: weakref.ref[Generator[Pass, None, None]] | None = None
         self._warned = False  # that no look saw a gradient
@@ -91,7 +92,7 @@ class Step:
     def space_for(self, params: list[Tensor], perturbed: Any, adaptive: Any, norm_group: Any = None) -> Space:
         """The space of a step on these parameters: the last one, if nothing has changed."""
         if self._space is None or not self._space.fits(params, perturbed, adaptive, norm_group):
-            self._space, self._scratch = Space(params, perturbed, adaptive, norm_group), None
+            self._space, self._home = Space(params, perturbed, adaptive, norm_group), None
         return self._space
 
     # Looking
@@ -129,12 +130,11 @@ class Step:
         isolation = self._isolation if begun else None
         isolation = isolation or self._isolate(around.model, space.params)
         scale = None if scaler is None else LossScale(scaler, space.pieces()[0].device)
-        runner = LookRunner(method, space, ctx, isolation, around, scale, self._scratch, precision_known=begun)
+        home = self._home_in(around.home, space)
+        runner = LookRunner(method, space, ctx, isolation, around, scale, home, precision_known=begun)
         self._runner, enabled = runner, torch.is_grad_enabled()
         try:
             direction = yield from runner.passes(first_done)
-            if runner.home is not None:
-                self._scratch = runner.home
             self._leave(direction, runner, around)
         except KeyboardInterrupt:  # perhaps between the body of a `with torch.no_grad()` and its end
             self._grad_mode = enabled
@@ -151,6 +151,11 @@ class Step:
             checks.check_model(model)  # trainers tell the optimizer of the wrapped model after it was made
             recover_before_saving(self, model)
         return self._isolation
+
+    def _home_in(self, place: Place, space: Space) -> Home:
+        if self._home is None or self._home[0] != place:
+            self._home = place, home_in(place, space.live())
+        return self._home[1]
 
     def _stop_noting(self) -> bool:
         """End what `begin` began; returns whether it had."""
@@ -169,8 +174,8 @@ class Step:
         with torch.no_grad():
             if kept and any(id(t) in kept for t in direction.tensors):
                 direction = direction.clone()
-            if kept and self._scratch is not None and any(id(t) in kept for t in self._scratch.tensors):
-                self._scratch = None  # the method remembers the weights: the memory is its own now
+            if kept and runner.home is not None:
+                runner.home.forget(kept)
             if around.local:
                 replicas.average_(direction.tensors, around.model)
                 used = replicas.used_anywhere(used, around.model)

@@ -116,6 +116,8 @@ def obstacle(opt: SharpnessAware) -> str:
         return "the parameters are on several devices"
     if isinstance(opt.model, torch.nn.parallel.DistributedDataParallel) or any(sharded(p) for p in params):
         return "the model is spread over processes (DistributedDataParallel or FSDP2)"
+    if opt.home == "cpu":
+        return 'the weights are copied to the host (home="cpu")'
     return ""
 
 
