@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from . import methods
-from .auxiliary import with_auxiliary
+from .auxiliary import hold_out, with_auxiliary
 from .engine.looks import Pass
 from .graphs.capture import Captured, capture
 from .graphs.fixed_scale import FixedScale
@@ -38,7 +38,7 @@ __version__ = "0.1.0"
 __all__ = [
     "HERE", "HVP", "Captured", "Context", "FixedScale", "Look", "Looks", "Memory", "Method", "Number", "Pass",
     "Replayed", "Schedule", "Seen", "SharpnessAware", "Space", "Vector", "adaptive_ascent", "ascent", "by_name",
-    "capture", "drive", "linear_in_lr", "method_names", "methods", "norm_only", "reject", "reusing", "unit",
+    "capture", "drive", "hold_out", "linear_in_lr", "method_names", "methods", "norm_only", "reject", "reusing", "unit",
     "with_auxiliary", "wrap",
 ]  # fmt: skip
 

@@ -32,17 +32,19 @@ def plain_loop(
     autocast: torch.dtype | None = None,
     scheduler: Any = None,
     waits: bool = False,
+    held_out: Any = None,
 ) -> list[float]:
     """Train; one window of micro-batches a step; return the losses at w of each micro-batch.
 
-    `loss_of` gives a micro-batch's share of the loss. The second batch is the previous step's. With `waits`, the
-    scheduler steps only if the optimizer did.
+    `loss_of` gives a micro-batch's share of the loss. The second batch is the previous step's, or `held_out` for
+    each micro-batch. With `waits`, the scheduler steps only if the optimizer did.
     """
     assert optimizer.model is not None
     params = [p for p in optimizer.model.parameters() if p.requires_grad]
     losses: list[float] = []
     for window, previous in zip(windows, [windows[0], *windows], strict=False):
         steps = optimizer.steps
+        previous = previous if held_out is None else [held_out] * len(window)
         for look in optimizer.passes(scaler):
             micro_batches = window if look.batch == "main" else previous
             for i, micro_batch in enumerate(micro_batches):

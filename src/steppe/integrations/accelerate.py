@@ -21,11 +21,12 @@ Wrap the optimizer before ``prepare``, and use `Backward` instead of ``accelerat
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, send_to_device
 from torch import Tensor, nn
 
 from ..optimizer import SharpnessAware
@@ -66,17 +67,21 @@ class Backward:
         Give the batch as an argument, not through the closure: the looks run later, when the loop has moved on.
         """
 
-        def once() -> tuple[Tensor, Tensor]:
+        def once(batch: Sequence[Any] = batch) -> tuple[Tensor, Tensor]:
             loss = loss_of(*batch)
             self._accelerator.backward(loss)
             loss = loss.detach()
             return loss, loss / self._accelerator.gradient_accumulation_steps
 
-        def again(last: bool) -> Tensor:
+        def again(last: bool, batch: Sequence[Any] = batch) -> Tensor:
             with contextlib.nullcontext() if last else self._accelerator.no_sync(self._model):
-                return once()[1]
+                return once(batch)[1]
 
-        self._replay.begin(self._optimizer, again, self._accelerator.scaler)
+        def on(held_out: Any) -> Callable[[bool], Tensor]:
+            there: Any = send_to_device(held_out, self._accelerator.device)
+            return functools.partial(again, batch=(there,) if len(batch) == 1 else there)
+
+        self._replay.begin(self._optimizer, again, self._accelerator.scaler, on)
         try:
             with unsynchronised(self._optimizer):
                 loss, share = once()

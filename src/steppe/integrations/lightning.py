@@ -72,7 +72,12 @@ class SharpnessAwareCallback(Callback):
 
         def training_step(*arguments: Any) -> Any:
             again = functools.partial(self._again, trainer, own, arguments)
-            self._replay.begin(self.optimizer, again, _scaler(trainer))
+
+            def on(batch: Any) -> Callable[[bool], Any]:
+                batch = strategy.batch_to_device(trainer.precision_plugin.convert_input(batch), dataloader_idx=0)
+                return functools.partial(self._again, trainer, own, (batch, *arguments[1:]))
+
+            self._replay.begin(self.optimizer, again, _scaler(trainer), on)
             with unsynchronised(self.optimizer):
                 return own(*arguments)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from ..auxiliary import held_out_batches
 from ..engine import replicas
 from ..engine.isolation import Snapshot
 from ..engine.looks import Pass
@@ -23,7 +24,8 @@ from ..optimizer import SharpnessAware
 # Repeats forward and backward of one micro-batch, given whether it is the last of the step; returns its share of the
 # loss.
 Again = Callable[[bool], Tensor | None]
-Auxiliary = Literal["previous", "fixed"]
+On = Callable[[Any], Again]  # the same for another batch than the trainer's
+Auxiliary = Literal["previous", "fixed"] | Any  # or a batch, or a loader, of examples that are held out of training
 
 
 class Replay:
@@ -32,13 +34,19 @@ class Replay:
     Args:
         auxiliary: which batch is the second one, for methods that look at a second batch: that of the step before
             ("previous") or that of the first step ("fixed"). The first step uses its own batch; so does the first step
-            after resuming, because checkpoints hold no batch.
+            after resuming, because checkpoints hold no batch. Or a batch, or a loader, that is held out of training:
+            as many of its batches as the step has micro-batches (`steppe.hold_out` splits a data set).
     """
 
     def __init__(self, auxiliary: Auxiliary = "previous"):
-        if auxiliary not in ("previous", "fixed"):
-            raise ValueError(f'auxiliary must be "previous" or "fixed", not {auxiliary!r}')
-        self._choose = auxiliary
+        held_out = not isinstance(auxiliary, (str, int, float, type(None)))
+        if not held_out and auxiliary not in ("previous", "fixed"):
+            raise ValueError(
+                f'auxiliary must be "previous" or "fixed", or a held-out batch or loader, not {auxiliary!r}'
+            )
+        self._choose = "held-out" if held_out else auxiliary
+        self._held_out = held_out_batches(auxiliary) if held_out else None
+        self._on: On | None = None
         self._looks: Generator[Pass, None, None] | None = None
         self._first: Pass | None = None
         self._now: tuple[Again, Snapshot] | None = None  # the current micro-batch
@@ -55,8 +63,16 @@ class Replay:
         """Whether the first look is under way and has a loss."""
         return self.open and self._first is not None and self._first.loss is not None
 
-    def begin(self, optimizer: SharpnessAware, again: Again, scaler: GradScaler | None = None) -> None:
-        """Call before the trainer's own pass over a micro-batch. `again` must repeat this pass."""
+    def begin(
+        self, optimizer: SharpnessAware, again: Again, scaler: GradScaler | None = None, on: On | None = None
+    ) -> None:
+        """Call before the trainer's own pass over a micro-batch. `again` must repeat this pass.
+
+        `on` makes the same pass over a batch that is held out of training, which is on no device yet.
+        """
+        self._on = on
+        if self._held_out is not None and on is None:
+            raise RuntimeError('this trainer takes no held-out batch: auxiliary must be "previous" or "fixed"')
         if self._looks is None:
             if "sample" in optimizer.method.needs:
                 raise RuntimeError(
@@ -79,7 +95,7 @@ class Replay:
         assert self._looks is not None
         looks, self._looks = self._looks, None
         main, self._main, self._now = self._main, [], None
-        second = self._second or [again for again, _ in main]
+        second: list[Again] = []  # one for all looks of a step
         with torch.enable_grad(), contextlib.closing(looks):  # an exception must restore the weights at once
             for look in looks:
                 if look.batch == "main":
@@ -87,12 +103,22 @@ class Replay:
                         random_state.restore()  # the trainer may draw random numbers between two micro-batches
                         _report(look, again(i == len(main) - 1))
                 else:
+                    second = second or self._auxiliary([again for again, _ in main])
                     for i, again in enumerate(second):
                         _report(look, again(i == len(second) - 1))
         if isinstance(self._optimizer.model, DistributedDataParallel):
             self._optimizer.model.require_backward_grad_sync = True  # see `unsynchronised`
-        if "auxiliary" in self._optimizer.method.needs and (self._choose == "previous" or not self._second):
+        keeps = self._choose == "previous" or (self._choose == "fixed" and not self._second)
+        if "auxiliary" in self._optimizer.method.needs and keeps:
             self._second = [again for again, _ in main]
+
+    def _auxiliary(self, main: list[Again]) -> list[Again]:
+        """The second batch of this step, in as many micro-batches as the step has: each counts for its share."""
+        if self._held_out is not None and self._on is not None:
+            with torch.random.fork_rng([]):  # a loader draws a seed; the looks have to draw what the first one drew
+                batches = [next(self._held_out) for _ in main]
+            return [self._on(batch) for batch in batches]
+        return self._second or main
 
     def close(self) -> None:
         """Undo the step under way, if the trainer stopped during it."""

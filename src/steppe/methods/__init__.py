@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run code; whoev
     from .every import Every
     from .fsam import FSAM
     from .gam import GAM
+    from .gapsam import GapSAM
     from .gnam import GNAM, GNAMFast
     from .gnp import GNP
     from .gsam import GSAM
@@ -34,8 +35,9 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run code; whoev
 
 __all__ = [
     "ARWP", "ASAM", "CRSAM", "FSAM", "GAM", "GNAM", "GNP", "GSAM", "LESAM", "MARWP", "MSAM", "SAM", "SASAM", "SASGD",
-    "SSAM", "WSAM", "XSAM", "DetSAM", "EntropySGD", "Every", "FrobSAM", "GNAMFast", "Late", "LookSAM", "Plain",
-    "ProductSAM", "Random", "SAMPa", "StableSAM", "TraceSAM", "UniversalSAM", "by_name", "find", "method_names",
+    "SSAM", "WSAM", "XSAM", "DetSAM", "EntropySGD", "Every", "FrobSAM", "GNAMFast", "GapSAM", "Late", "LookSAM",
+    "Plain", "ProductSAM", "Random", "SAMPa", "StableSAM", "TraceSAM", "UniversalSAM", "by_name", "find",
+    "method_names",
 ]  # fmt: skip
 
 _found = load_all(list(__path__))

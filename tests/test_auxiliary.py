@@ -1,0 +1,84 @@
+"""The second batch: from the training data, or held out of it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import steppe
+from helpers import problems
+
+DATA = cast("Dataset[Any]", list(range(10)))
+
+
+def numbers(part: Any) -> list[int]:
+    return list(part)
+
+
+def test_a_held_out_batch_stays_and_a_loader_begins_anew():
+    one = torch.arange(3)
+    assert [second is one for _, second in steppe.with_auxiliary("abcd", one)] == [True] * 4
+    for batch in ((one, one), {"x": one}, [one, "label"]):
+        assert [second is batch for _, second in steppe.with_auxiliary("ab", batch)] == [True] * 2
+    pairs = list(steppe.with_auxiliary("abcde", DataLoader(cast("Dataset[Any]", [1, 2]))))
+    assert [(a, b.item()) for a, b in pairs] == [("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 1)]
+    assert [b for _, b in steppe.with_auxiliary("abc", [(1, 1), (2, 2)])] == [(1, 1), (2, 2), (1, 1)]
+    assert list(steppe.with_auxiliary([], one)) == []
+
+
+@pytest.mark.parametrize("second", [[], iter([1])])
+def test_held_out_batches_that_end_are_an_error(second):
+    with pytest.raises(ValueError, match="give a loader"):
+        list(steppe.with_auxiliary("abc", second))
+
+
+@pytest.mark.parametrize("second", [500, 0.1])
+def test_a_number_is_told_to_hold_out_first(second):
+    with pytest.raises(ValueError, match=rf"steppe.hold_out\(data, {second}\)"):
+        list(steppe.with_auxiliary("abc", second))
+    with pytest.raises(ValueError, match="held-out batch or loader, not 'new'"):
+        list(steppe.with_auxiliary("abc", cast(Any, "new")))
+
+
+def test_a_data_set_is_split_by_the_seed():
+    train, held = steppe.hold_out(DATA, 3, seed=1)
+    assert (len(train), len(held)) == (7, 3) and sorted(numbers(train) + numbers(held)) == list(range(10))
+    assert [numbers(part) for part in steppe.hold_out(DATA, 0.3, seed=1)] == [numbers(train), numbers(held)]
+    assert any(numbers(steppe.hold_out(DATA, 3, seed=s)[1]) != numbers(held) for s in range(2, 5))
+
+
+@pytest.mark.parametrize("how_many", [0, 10, -1, 2.5, 0.01, 0.99, True, "3"])
+def test_both_parts_must_have_examples(how_many):
+    with pytest.raises(ValueError, match="hold out a number of examples from 1 to 9, or a share"):
+        steppe.hold_out(DATA, how_many)
+
+
+def test_data_without_a_length_cannot_be_split():
+    with pytest.raises(ValueError, match="a data set with a length"):
+        steppe.hold_out(cast(Any, iter(DATA)), 3)
+
+
+def test_a_loop_with_held_out_examples_is_the_loop_by_hand():
+    """GapSAM sees what is held out through its auxiliary closure and nothing of it in training."""
+    x, y = problems.digits()
+    data = TensorDataset(x[:120], y[:120])
+    train, held = steppe.hold_out(data, 24)
+    (batch,) = DataLoader(held, 24)
+    ends = []
+    for second in (DataLoader(held, 24), batch, [batch]):
+        model = problems.seeded(problems.mlp)
+        opt = steppe.wrap(torch.optim.SGD(model.parameters(), lr=0.1), "gapsam", model=model, period=2)
+        for main, other in steppe.with_auxiliary(DataLoader(train, 24), second):
+            opt.step(lambda: problems.loss(model, main), auxiliary=lambda: problems.loss(model, other))  # noqa: B023
+        ends.append(problems.weights(model))
+    rows = torch.tensor(held.indices)
+    model = problems.seeded(problems.mlp)
+    opt = steppe.wrap(torch.optim.SGD(model.parameters(), lr=0.1), "gapsam", model=model, period=2)
+    rest = torch.tensor(train.indices)
+    for some in rest.split(24):
+        by_hand = problems.Data((x[some], y[some]), (x[rows], y[rows])).closures(model)
+        opt.step(by_hand["closure"], auxiliary=by_hand["auxiliary"])
+    assert all(torch.equal(end, problems.weights(model)) for end in ends)
