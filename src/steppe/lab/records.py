@@ -91,6 +91,7 @@ class Record(_Always, total=False):
     parameters: int
     train_examples: int
     test_examples: int
+    held_out_examples: int  # kept for the second batch of a method that uses two: neither trained nor tested on
     log: str
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ...auxiliary import how_many_of
 from ...method import Method
 from ...support.errors import UserError, unknown
 from ..data import data_names
@@ -23,7 +24,7 @@ from .method_text import canonical, make_method, pieces_of, plain_value
 
 BASES = ("sgd", "adam", "adamw", "adabelief")
 PRECISIONS = ("float32", "tf32", "bf16", "fp16", "fp16-fixed", "float64")
-AUXILIARIES = ("fresh", "fixed", "previous")
+AUXILIARIES = ("fresh", "fixed", "previous", "held-out")
 _STEP = re.compile(r"step:([\d.eE+-]+)/([\d.eE+-]+)")
 
 
@@ -55,7 +56,7 @@ class Recipe:
     label_noise: float = 0.0
     hold_out: float = 0.0  # share of the training data to test on instead of the test data, to choose settings
     seed: int = 0
-    auxiliary: str = "fresh"  # the second batch, for methods that use two
+    auxiliary: str = "fresh"  # the second batch, for methods that use two; "held-out:500": never trained on
     model_settings: Any = ()  # given as a mapping, stored as sorted pairs
 
     def __post_init__(self) -> None:
@@ -82,6 +83,16 @@ class Recipe:
     def build_method(self) -> Method:
         """The method object."""
         return make_method(self.method, self.lr)
+
+    def held_out(self, examples: int) -> int:
+        """How many of these training examples are kept for the second batch; 0 unless `auxiliary` is "held-out"."""
+        kind, _, count = self.auxiliary.partition(":")
+        if kind != "held-out":
+            return 0
+        try:
+            return how_many_of(float(count) if count else max(examples // 100, self.batch), examples)
+        except ValueError:
+            raise UserError(f"auxiliary {self.auxiliary!r}: {examples} training examples are too few for it") from None
 
     def lr_at(self, step: int, steps_an_epoch: int) -> float:
         """The learning rate of a step. It is a pure function: a checkpoint needs no state of a schedule."""
@@ -136,9 +147,10 @@ def _check(recipe: Recipe) -> None:
         raise UserError(f"share must be above 0 and at most 1, not {recipe.share:g}")
     if recipe.label_noise > 1:
         raise UserError(f"label_noise must be at most 1, not {recipe.label_noise:g}")
-    for name, known in (("base", BASES), ("precision", PRECISIONS), ("auxiliary", AUXILIARIES)):
+    for name, known in (("base", BASES), ("precision", PRECISIONS)):
         if getattr(recipe, name) not in known:
             raise unknown(name, str(getattr(recipe, name)), known)
+    _check_auxiliary(str(recipe.auxiliary))
     check_augmentation(recipe.augmentation)
     if recipe.schedule not in ("constant", "cosine", "linear"):
         found = _STEP.fullmatch(recipe.schedule)
@@ -148,6 +160,19 @@ def _check(recipe: Recipe) -> None:
             good = False
         if not good:
             raise UserError(f"no schedule {recipe.schedule!r}: there are constant, cosine, linear, and step:0.25/10")
+
+
+def _check_auxiliary(text: str) -> None:
+    kind, colon, count = text.partition(":")
+    if kind not in AUXILIARIES:
+        raise unknown("auxiliary", text, AUXILIARIES)
+    if colon:
+        try:
+            good = kind == "held-out" and (0 < float(count) < 1 or (float(count) >= 1 and float(count).is_integer()))
+        except ValueError:
+            good = False
+        if not good:
+            raise UserError(f"auxiliary {text!r}: only held-out takes a number, of examples or a share: held-out:500")
 
 
 # Defaults for a data set and a model

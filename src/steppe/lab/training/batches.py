@@ -71,9 +71,14 @@ class Batches:
 
     def __init__(self, recipe: Recipe, data: DataSet, auxiliary: bool, device: torch.device, rank: int, ranks: int):
         self.recipe, self.data, self.device, self.rank, self.ranks = recipe, data, device, rank, ranks
-        self.auxiliary = recipe.auxiliary if auxiliary else ""
+        self.auxiliary = recipe.auxiliary.partition(":")[0] if auxiliary else ""
         self.dtype = torch.float64 if recipe.precision == "float64" else torch.float32
-        self.examples = len(data.train)
+        # Rows held out for the second batch: none unless the method uses one, so that its rivals train on all.
+        count = recipe.held_out(len(data.train)) if auxiliary else 0
+        rows = torch.randperm(len(data.train), generator=generator_for(recipe.seed, "held out")) if count else None
+        self.held_out = None if rows is None else rows[:count].sort().values
+        self._trained_on = None if rows is None else rows[count:].sort().values
+        self.examples = len(data.train) - count
         self.steps = (
             self.examples // recipe.batch
         )  # per epoch; all batches are full, so an epoch leaves out the last few examples of its order
@@ -95,19 +100,38 @@ class Batches:
         elif self.auxiliary == "fixed":
             self._fixed = self._fixed or next(self._pass(0, "auxiliary"))
             pairs = ((batch, self._fixed) for batch in main)
+        elif self.held_out is not None:
+            pairs = zip(main, self._held_out_pass(epoch, self.held_out), strict=True)
         else:
             pairs = ((batch, None) for batch in main)
         for (inputs, targets), second in pairs:
             yield inputs, targets, second
 
     def _pass(self, epoch: int, purpose: str) -> Iterator[tuple[Tensor, Tensor]]:
-        recipe, size = self.recipe, self.recipe.batch // self.ranks
-        order = torch.randperm(self.examples, generator=generator_for(recipe.seed, purpose, "order", epoch))
-        rows = order[: self.steps * recipe.batch].view(self.steps, self.ranks, size)[:, self.rank].reshape(-1)
-        crops = seed_for(recipe.seed, purpose, "crops", epoch) % 2**31
+        """An epoch's batches, in an order of its own for each purpose."""
+        order = torch.randperm(self.examples, generator=generator_for(self.recipe.seed, purpose, "order", epoch))
+        order = order[: self.steps * self.recipe.batch]
+        return self._read(order if self._trained_on is None else self._trained_on[order], epoch, purpose)
+
+    def _held_out_pass(self, epoch: int, held_out: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """As many held-out batches as an epoch has steps: all examples in a new order, again and again."""
+        size = min(self.recipe.batch, len(held_out)) // self.ranks * self.ranks
+        if size == 0:
+            raise UserError(f"{len(held_out)} held-out examples cannot be split over {self.ranks} processes")
+        generator = generator_for(self.recipe.seed, "held out", "order", epoch)
+        whole = len(held_out) // size  # batches in one pass over them
+        passes = -(-self.steps // whole)
+        orders = [torch.randperm(len(held_out), generator=generator)[: whole * size] for _ in range(passes)]
+        return self._read(held_out[torch.cat(orders)[: self.steps * size]], epoch, "held out")
+
+    def _read(self, rows: Tensor, epoch: int, purpose: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of these rows, one for each step; of each, this rank's part."""
+        seed, size = self.recipe.seed, len(rows) // self.steps // self.ranks
+        rows = rows.view(self.steps, self.ranks, size)[:, self.rank].reshape(-1)
+        crops = seed_for(seed, purpose, "crops", epoch) % 2**31
         batches = self.data.batches("train", size, rows.to(self.device), seed=crops)
         for step, (inputs, targets) in enumerate(batches):
-            yield self._changed(inputs, targets, seed_for(recipe.seed, purpose, epoch, step, self.rank))
+            yield self._changed(inputs, targets, seed_for(seed, purpose, epoch, step, self.rank))
 
     def _changed(self, inputs: Tensor, targets: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """The batch after augmentation, scaling and mixup."""

@@ -92,7 +92,9 @@ class Run:
         self._random = default_generator(self.device)
         self.record: Record = new_record(recipe, role, label, device)
         self.record["parameters"] = sum(p.numel() for p in self.net.parameters())
-        self.record["train_examples"], self.record["test_examples"] = len(self.data.train), len(self.data.test)
+        self.record["train_examples"], self.record["test_examples"] = self.batches.examples, len(self.data.test)
+        if self.batches.held_out is not None:
+            self.record["held_out_examples"] = len(self.batches.held_out)
         self._resume()
 
     # One step

@@ -1,0 +1,94 @@
+"""`auxiliary="held-out:N"`: examples for the second batch that training never sees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.image_excerpt import inputs_of
+from steppe.lab.data import prepare
+from steppe.lab.recipe.recipe import Recipe
+from steppe.lab.training.batches import Batches, data_for
+from steppe.lab.training.run import Run
+from steppe.support.errors import UserError
+
+SHORT = Recipe(
+    base="sgd", lr=0.1, momentum=0.9, batch=32, epochs=4, share=0.25, seed=1, method="gapsam:period=2",
+    auxiliary="held-out:50",
+)  # fmt: skip
+
+
+def batches(recipe=SHORT, rank=0, ranks=1) -> Any:
+    return Batches(recipe, data_for(recipe), True, torch.device("cpu"), rank, ranks)
+
+
+def images(*parts):
+    return {tuple(row) for part in parts for row in part.flatten(1).tolist()}
+
+
+def test_the_two_parts_are_apart_and_together_all():
+    own = batches()
+    assert own.held_out is not None and (own.examples, len(own.held_out), own.steps) == (309, 50, 9)
+    trained, second = set(), set()
+    for epoch in (1, 2, 3, 4):
+        for x, _, (x2, y2) in own.of_epoch(epoch):
+            trained |= images(x)
+            second |= images(x2)
+            assert x2.shape[0] == len(y2) == 32
+    everything = images(prepare(inputs_of(data_for(SHORT).train), data_for(SHORT)))
+    assert not trained & second and trained | second == everything and len(second) == 50
+
+
+def test_the_seed_decides_and_rivals_train_on_all():
+    assert torch.equal(batches().held_out, batches().held_out)
+    assert not torch.equal(batches().held_out, batches(replace(SHORT, seed=2)).held_out)
+    sam, own = Run(replace(SHORT, method="sam")), Run(SHORT)
+    assert sam.batches.held_out is None and "held_out_examples" not in sam.record
+    counts: list[Any] = [run.record.get("train_examples") for run in (sam, own)]
+    assert [*counts, own.record.get("held_out_examples")] == [359, 309, 50]
+
+
+def test_few_are_one_batch_and_ranks_share_it():
+    few = replace(SHORT, auxiliary="held-out:7")
+    seen = [images(second[0]) for *_, second in batches(few).of_epoch(1)]
+    assert all(one == seen[0] and len(one) == 7 for one in seen)
+    for whole, *parts in zip(*(batches(SHORT, *r).of_epoch(1) for r in ((0, 1), (0, 2), (1, 2))), strict=True):
+        assert torch.equal(whole[2][0], torch.cat([part[2][0] for part in parts]))
+    with pytest.raises(UserError, match="1 held-out examples cannot be split over 2"):
+        next(batches(replace(SHORT, auxiliary="held-out:1"), ranks=2).of_epoch(1))
+
+
+@pytest.mark.parametrize(("text", "count"), [("held-out", 32), ("held-out:0.1", 36), ("held-out:1", 1), ("fresh", 0)])
+def test_how_many(text, count):
+    assert replace(SHORT, auxiliary=text).held_out(359) == count
+    assert Recipe(auxiliary="held-out").held_out(50_000) == 500
+
+
+@pytest.mark.parametrize("text", ["held-out:", "held-out:0", "held-out:-3", "held-out:2.5", "held-out:nan", "fixed:3"])
+def test_wrong_numbers(text):
+    with pytest.raises(UserError, match="only held-out takes a number"):
+        replace(SHORT, auxiliary=text)
+
+
+def test_more_than_there_are():
+    with pytest.raises(UserError, match="359 training examples are too few"):
+        batches(replace(SHORT, auxiliary="held-out:359"))
+
+
+def test_a_stopped_run_goes_on_with_the_same_examples(tmp_path):
+    whole, part = Run(SHORT), Run(SHORT, tmp_path)
+    for _ in whole.train():
+        pass
+    for _ in part.train():
+        if len(part.record["epochs"]) == 2:
+            break
+    again = Run(SHORT, tmp_path)
+    assert len(again.record["epochs"]) == 2
+    for _ in again.train():
+        pass
+    for one, other in zip(again.net.state_dict().values(), whole.net.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    assert again.record["recipe"]["auxiliary"] == "held-out:50" and "rho" in again.record["epochs"][-1]["metrics"]
