@@ -255,11 +255,15 @@ class SharpnessAware(Recordable, Optimizer):
             raise RuntimeError("the base optimizer's parameters changed between looking around and step()")
         if "lr" in ctx.wishes:
             self._lr_set = self._groups.set_lr(ctx.wishes["lr"])
-        self.base.step()
-        if "aside" in ctx.wishes:
-            with torch.no_grad():
-                lr = Each(self._groups.by_parameter("lr"))
-                space.live().add_(-1.0 * (lr * ctx.wishes["aside"]))
+        enabled, aside = torch.is_grad_enabled(), ctx.wishes.get("aside")
+        try:
+            self.base.step()
+            if aside is not None:
+                with torch.no_grad():
+                    space.live().add_(-1.0 * (Each(self._groups.by_parameter("lr")) * aside))
+        except KeyboardInterrupt:
+            self.under_way.interrupted(enabled, undo=space if aside is not None else None)
+            raise
         self._memory.keep(space.params, ctx.remembered)
         checks.mark_used(space.params)
         self.count_step(ctx.metrics)

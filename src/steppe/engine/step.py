@@ -69,6 +69,7 @@ class Step:
         self._looks: weakref.ref[Generator[Pass, None, None]] | None = None
         self._warned = False  # that no look saw a gradient
         self._grad_mode: bool | None = None  # to restore, after an interrupt
+        self._undo: Space | None = None  # of a step that an interrupt has left half done
         self._runner: LookRunner | None = None  # of looks that have begun and have not restored everything
         self._noting: contextlib.ExitStack | None = None  # between `begin` and the looks: notes the precision
 
@@ -212,9 +213,16 @@ class Step:
         if self._grad_mode is not None:
             torch.set_grad_enabled(self._grad_mode)
             self._grad_mode = None
+        if self._undo is not None and self._home is not None:
+            with torch.no_grad():
+                self._home[1].restore(self._undo.live())
         if self._runner is not None and not self._runner.restored:
             self._runner.undo()
-        self._runner = None
+        self._runner = self._undo = None
+
+    def interrupted(self, grad_mode: bool, undo: Space | None) -> None:
+        """An interrupt came during the base's step. `undo`: the step is half done, and the weights have to go back."""
+        self._grad_mode, self._undo = grad_mode, undo
 
     def abandon(self) -> None:
         """Give the step up and restore the weights, but keep what its first look did to buffers and random state."""
