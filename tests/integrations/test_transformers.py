@@ -263,7 +263,7 @@ def test_the_mixin_serves_any_trainer(tmp_path):
     args = arguments(tmp_path, per_device_train_batch_size=16)
     trainer = OwnLoss(model, args, train_dataset=images(64), method=METHODS["SAM"], callbacks=[start])
     trainer.train()
-    assert trainer.calls == 8
+    assert trainer.calls == 4 and ours(trainer).metrics["looks"] == 2  # it counts what plain training counts
     torch.set_rng_state(start.state)
     by_hand(
         expected,
@@ -326,3 +326,20 @@ def test_what_cannot_be_right_says_so(tmp_path):
         SharpnessAwareTrainer(**data, method=METHODS["SAM"], local=True).train()
     with pytest.raises(RuntimeError, match="single examples"):
         SharpnessAwareTrainer(**data, method=steppe.SSAM()).train()
+
+
+def test_a_trainer_that_generates_in_its_step_is_refused(tmp_path):
+    """TRL's Online DPO: each look would see other completions."""
+
+    class Generates(transformers.Trainer):
+        __module__ = "trl.experimental.online_dpo"
+
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+            loss = model.net(torch.rand_like(inputs["x"])).square().mean()
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    trainer_class = type("Sharp", (SharpnessAwareMixin, Generates), {})
+    args = arguments(tmp_path, per_device_train_batch_size=16)
+    with pytest.raises(RuntimeError, match="generates data in training_step"):
+        trainer_class(Classifier(), args, train_dataset=images(32), method=METHODS["SAM"]).train()

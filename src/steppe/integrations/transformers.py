@@ -6,16 +6,50 @@ trainer = SharpnessAwareTrainer(model, args, train_dataset=data, method=steppe.S
 from __future__ import annotations
 
 import contextlib
-import functools
+import copy
+from functools import partial
 from typing import Any
 
 import transformers
 from torch import Tensor, nn
 
+from ..engine.isolation import Snapshot
 from ..method import Method
 from ..optimizer import SharpnessAware
 from .accelerate import require_possible, unwrapped
+from .bookkeeping import Bookkeeping
 from .micro_batches import Auxiliary, Replay, attach, unsynchronised
+
+
+class MicroBatch:
+    """One micro-batch of a Trainer, with what the Trainer had counted before its first pass, and the prepared inputs.
+
+    In `_prepare_inputs` a Trainer moves inputs to the device, and some (GRPO, RLOO) generate completions there. Every
+    look must see the same inputs. So they are kept, each with the random state after it was prepared.
+    """
+
+    def __init__(self, trainer: Any, model: nn.Module, inputs: Any, count: Tensor | int | None):
+        self.trainer, self.model, self.inputs, self.count = trainer, model, inputs, count
+        self.before = books_of(trainer)
+        self.prepared: list[tuple[Any, Snapshot]] = []
+        self.position = 0  # of the next call of `_prepare_inputs` in a pass
+
+    def prepare(self, prepare: Any, inputs: Any) -> Any:
+        """Prepare the inputs, or return what an earlier pass prepared here."""
+        if self.position == len(self.prepared):
+            made = prepare(inputs)
+            self.prepared.append((copy.copy(made), Snapshot((), [next(self.model.parameters()).device])))
+        else:
+            kept, random_state = self.prepared[self.position]
+            made = copy.copy(kept)  # a loss may take entries out of it
+            random_state.restore()
+        self.position += 1
+        return made
+
+
+def books_of(trainer: Any) -> Bookkeeping:
+    """What a Trainer has counted so far, in its own attributes and in its state."""
+    return Bookkeeping(trainer, trainer.state, leave_out=("train_dataset", "eval_dataset"))
 
 
 class SharpnessAwareMixin:
@@ -24,7 +58,8 @@ class SharpnessAwareMixin:
     The Trainer's own pass is the first look: logged losses are those of this pass. The other looks run after the last
     micro-batch of a step, with the same inputs and the same ``num_items_in_batch``. Clipping, the scaler and
     callbacks see the method's direction. Only parameters that require a gradient are perturbed: with adapters (PEFT),
-    the frozen weights are not.
+    the frozen weights are not. What a pass counts and logs in attributes of the Trainer is counted once, and what
+    ``_prepare_inputs`` makes (GRPO generates there) is made once, for all looks.
 
     Args:
         method: for example ``SAM(rho=0.05)``. It wraps the Trainer's optimizer, or the one given as ``optimizers=``.
@@ -44,6 +79,7 @@ class SharpnessAwareMixin:
         self.method, self.local = method, local
         self._replay = Replay(auxiliary)
         self._made: SharpnessAware | None = None
+        self._running: MicroBatch | None = None  # the micro-batch whose pass is under way
         super().__init__(*args, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
@@ -68,22 +104,55 @@ class SharpnessAwareMixin:
         if not self._replay.open:
             require_possible(accelerator)
             attach(optimizer, model, self.local)
-        again = functools.partial(self._again, model, inputs, num_items_in_batch)
-        self._replay.begin(optimizer, again, accelerator.scaler)
+        batch = MicroBatch(trainer, model, inputs, num_items_in_batch)
+
+        def on(held_out: Any) -> Any:
+            return partial(self._again, MicroBatch(trainer, model, held_out, None))
+
+        self._replay.begin(optimizer, partial(self._again, batch), accelerator.scaler, on)
         with unsynchronised(optimizer):
-            loss = self._once(model, inputs, num_items_in_batch)
+            loss = self._once(batch)
+        _require_known_inputs(batch)
         self._replay.add_loss(loss)
         if accelerator.sync_gradients:
             self._replay.run_other_looks()
         return loss
 
-    def _once(self, model: nn.Module, inputs: dict[str, Any], count: Tensor | int | None) -> Tensor:
-        return super().training_step(model, inputs, count)  # pyright: ignore[reportAttributeAccessIssue]
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        prepare = super()._prepare_inputs  # pyright: ignore[reportAttributeAccessIssue]
+        batch, self._running = self._running, None  # preparing may prepare parts of the inputs
+        try:
+            return prepare(inputs) if batch is None else batch.prepare(prepare, inputs)
+        finally:
+            self._running = batch
 
-    def _again(self, model: nn.Module, inputs: dict[str, Any], count: Tensor | int | None, last: bool) -> Tensor:
+    def _once(self, batch: MicroBatch) -> Tensor:
+        self._running, batch.position = batch, 0
+        try:
+            return super().training_step(batch.model, batch.inputs, batch.count)  # pyright: ignore[reportAttributeAccessIssue]
+        finally:
+            self._running = None
+
+    def _again(self, batch: MicroBatch, last: bool) -> Tensor:
+        """Repeat a pass. What it counts and logs is undone."""
         trainer: Any = self
-        with contextlib.nullcontext() if last else trainer.accelerator.no_sync(model):
-            return self._once(model, inputs, count)
+        now = books_of(trainer)
+        batch.before.restore()
+        try:
+            with contextlib.nullcontext() if last else trainer.accelerator.no_sync(batch.model):
+                return self._once(batch)
+        finally:
+            now.restore()
+
+
+def _require_known_inputs(batch: MicroBatch) -> None:
+    """Refuse trainers of TRL that generate data in training_step, where it cannot be kept for the next look."""
+    steps = [cls for cls in type(batch.trainer).__mro__ if "training_step" in vars(cls)]
+    if not batch.prepared and any(cls.__module__.startswith("trl.") for cls in steps):
+        raise RuntimeError(
+            f"{type(batch.trainer).__name__} generates data in training_step, so each look would see other data: use a "
+            "trainer that generates in _prepare_inputs (GRPO, RLOO), or train without a sharpness-aware method"
+        )
 
 
 class SharpnessAwareTrainer(SharpnessAwareMixin, transformers.Trainer):
