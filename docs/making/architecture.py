@@ -18,7 +18,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # name -> (module
     "support": (("support", "engine.tensor_lists", "engine.shards"), ()),
     "vector": (("vector",), ("support",)),
     "random vectors": (("engine.random_vectors",), ("vector",)),
-    "method": (("method", "schedules", "auxiliary"), ("random vectors",)),
+    "method": (("method", "schedules", "auxiliary", "averaging"), ("random vectors",)),
     "methods": (("methods",), ("method",)),
     "engine": (("engine",), ("methods",)),
     "optimizer": (("optimizer",), ("engine",)),

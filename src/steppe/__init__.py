@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from . import methods
 from .auxiliary import hold_out, with_auxiliary
+from .averaging import Averaging
 from .engine.looks import Pass
 from .graphs.capture import Captured, capture
 from .graphs.fixed_scale import FixedScale
@@ -36,10 +37,10 @@ if TYPE_CHECKING:  # for editors and type checkers; when the code runs, the meth
 __version__ = "0.1.0"
 
 __all__ = [
-    "HERE", "HVP", "Captured", "Context", "FixedScale", "Look", "Looks", "Memory", "Method", "Number", "Pass",
-    "Replayed", "Schedule", "Seen", "SharpnessAware", "Space", "Vector", "adaptive_ascent", "ascent", "by_name",
-    "capture", "drive", "hold_out", "linear_in_lr", "method_names", "methods", "norm_only", "reject", "reusing", "unit",
-    "with_auxiliary", "wrap",
+    "HERE", "HVP", "Averaging", "Captured", "Context", "FixedScale", "Look", "Looks", "Memory", "Method", "Number",
+    "Pass", "Replayed", "Schedule", "Seen", "SharpnessAware", "Space", "Vector", "adaptive_ascent", "ascent",
+    "by_name", "capture", "drive", "hold_out", "linear_in_lr", "method_names", "methods", "norm_only", "reject",
+    "reusing", "unit", "with_auxiliary", "wrap",
 ]  # fmt: skip
 
 _methods = {cls.__name__: cls for cls in methods.registry.own_methods()}

@@ -1,0 +1,167 @@
+"""Averages of the weights: the numbers, BatchNorm's statistics, checkpoints, and that training does not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import steppe
+from helpers import problems
+from steppe.averaging import averaging, parse
+
+
+def trained(
+    average: Any = None, steps: int = 6, model: Any = None, captured: bool = False, device="cpu", skip=0
+) -> Any:
+    """Weights after each step, and the average."""
+    model = problems.seeded(problems.batchnorm_dropout).to(device) if model is None else model
+    opt = steppe.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), "sam", model=model)
+    kept = average(model) if average else None
+    step = steppe.capture(lambda x, y: nn.functional.cross_entropy(model(x), y), opt)
+    seen = []
+    for day in problems.steps(steps)[skip:]:
+        x, y = (t.to(device) for t in day.main)
+        if captured:
+            step(x, y)
+        else:
+            opt.step(lambda: nn.functional.cross_entropy(model(x), y))  # noqa: B023
+        if kept is not None:
+            kept.update()
+        seen.append(problems.weights(model))
+    return model, kept, seen
+
+
+def ema(seen: list[torch.Tensor], decay: float) -> torch.Tensor:
+    """Retyped: a mean with weights that the recursion gives."""
+    mean = seen[0].clone()
+    for n, w in enumerate(seen[1:], 1):
+        beta = min(decay, (1 + n) / (10 + n))
+        mean = beta * mean + (1 - beta) * w
+    return mean
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.25, 0.999])
+def test_an_ema_is_the_recursion(decay):
+    _, average, seen = trained(lambda model: steppe.Averaging(model, ema=decay))
+    torch.testing.assert_close(problems.weights(average.model), ema(seen, decay), rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("start", [0, 2, 5])
+def test_swa_is_the_mean_from_a_step_on(start):
+    _, average, seen = trained(lambda model: steppe.Averaging(model, swa_from=start))
+    torch.testing.assert_close(
+        problems.weights(average.model), sum(seen[start:]) / len(seen[start:]), rtol=1e-13, atol=0
+    )
+
+
+def test_it_is_what_torch_has():
+    model = problems.seeded(problems.batchnorm_dropout)
+    theirs = torch.optim.swa_utils.AveragedModel(model)
+    _, ours, seen = trained(lambda model: steppe.Averaging(model, swa_from=0), model=model)
+    buffers = [b.clone() for b in model.buffers()]
+    for w in seen:
+        nn.utils.vector_to_parameters(w, model.parameters())
+        theirs.update_parameters(model)
+    # torch divides 1 by the count in float32
+    torch.testing.assert_close(problems.weights(theirs.module), problems.weights(ours.model), rtol=1e-6, atol=1e-8)
+    assert problems.same(buffers, [*ours.model.buffers()])
+
+
+def test_swa_that_has_not_begun():
+    _, average, _ = trained(lambda model: steppe.Averaging(model, swa_from=6))
+    assert not average.started
+
+
+def test_training_does_not_notice():
+    without, _, _ = trained()
+    state = torch.get_rng_state()
+    with_, average, _ = trained(lambda model: steppe.Averaging(model, ema=0.5))
+    assert problems.same(problems.everything(without), problems.everything(with_))
+    average.estimate_batch_norm([day.main for day in problems.steps(3)])  # with dropout
+    assert torch.equal(state, torch.get_rng_state())
+    assert not any(p.requires_grad for p in average.model.parameters())
+
+
+def test_batch_norm_gets_the_statistics_of_the_averaged_net():
+    """The first layer sees the inputs themselves, and the batches are all of one size: plain means."""
+    _, average, _ = trained(lambda model: steppe.Averaging(model, swa_from=0))
+    days = [day.main for day in problems.steps(4)]
+    average.estimate_batch_norm(days)
+    first = average.model[0]
+    torch.testing.assert_close(first.running_mean, torch.stack([x.mean(0) for x, _ in days]).mean(0))
+    torch.testing.assert_close(first.running_var, torch.stack([x.var(0) for x, _ in days]).mean(0))
+    assert (first.momentum, average.model[4].momentum, first.num_batches_tracked) == (0.1, None, 4)
+    inner = copy.deepcopy(average.model).train()
+    inner[3].p = 0.0
+    last = [inner[:4](x) for x, _ in days]
+    average.model[3].p = 0.0
+    average.estimate_batch_norm(x for x, _ in days)
+    torch.testing.assert_close(average.model[4].running_mean, torch.stack([h.mean(0) for h in last]).mean(0))
+
+
+def test_the_average_in_the_models_place():
+    model, average, _ = trained(lambda model: steppe.Averaging(model, ema=0.5))
+    before, places = [t.clone() for t in problems.everything(model)], [p.data_ptr() for p in model.parameters()]
+    with average.in_place():
+        assert problems.same(problems.everything(model), problems.everything(average.model))
+    with contextlib.suppress(KeyError), average.in_place():
+        raise KeyError
+    assert problems.same(before, problems.everything(model)) and places == [p.data_ptr() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("text", ["ema:0.9", "swa:0.5"])
+def test_it_goes_on_from_a_checkpoint(text):
+    _, whole, seen = trained(lambda model: averaging(model, text, 6))
+    _, part, _ = trained(lambda model: averaging(model, text, 6), steps=4)
+    model = problems.seeded(problems.batchnorm_dropout)
+    again = averaging(model, text, 6)
+    again.load_state_dict(copy.deepcopy(part.state_dict()))
+    for w in seen[4:]:
+        nn.utils.vector_to_parameters(w, model.parameters())
+        again.update()
+    assert torch.equal(problems.weights(again.model), problems.weights(whole.model))
+
+
+@pytest.mark.parametrize("wrong", [{}, {"ema": 0.9, "swa_from": 1}, {"ema": 1.0}, {"swa_from": -1}, {"swa_from": 0.5}])
+def test_wrong_settings(wrong):
+    with pytest.raises(ValueError, match=r"ema|swa_from"):
+        steppe.Averaging(nn.Linear(1, 1), **wrong)
+
+
+@pytest.mark.parametrize("text", ["", "ema:1", "swa:x", "lawa:3", "ema:0.9:2"])
+def test_wrong_texts(text):
+    with pytest.raises(ValueError, match="is not ema:DECAY"):
+        parse(text)
+
+
+def test_a_share_of_training():
+    assert averaging(nn.Linear(1, 1), "swa", 100)._start == 75
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("text", ["ema:0.9", "swa:0.5"])
+def test_captured_steps_are_averaged(text):
+    ends = []
+    for captured in (False, True):
+        _, average, _ = trained(lambda model: averaging(model, text, 8), 8, captured=captured, device="cuda")
+        ends.append(problems.weights(average.model))
+    assert torch.equal(*ends)
+
+
+@pytest.mark.cuda
+def test_nothing_waits_for_the_device():
+    model = problems.seeded(problems.mlp).cuda()
+    averages = [steppe.Averaging(model, ema=0.9), steppe.Averaging(model, swa_from=0)]
+    for average in averages:
+        average.update()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for average in averages:
+            average.update()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
