@@ -16,6 +16,7 @@ import typer
 from .. import __version__
 from . import commands
 from .errors import OneLine, OneLineGroup, helpful
+from .prepare import import_from_current_folder
 
 app = typer.Typer(cls=OneLineGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -23,6 +24,7 @@ app = typer.Typer(cls=OneLineGroup, no_args_is_help=True, add_completion=False, 
 @app.callback(invoke_without_command=True)
 def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """Train with sharpness-aware optimizers, and measure how flat the place is where training ended."""
+    import_from_current_folder()
     if version:
         typer.echo(__version__)
         raise typer.Exit

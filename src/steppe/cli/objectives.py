@@ -12,16 +12,14 @@ from torch import nn
 
 from ..curvature.objective import Objective
 from ..lab.data import DataSet, prepare
-from ..lab.data.loading import as_data_set
+from ..lab.data.own_data import as_data_set
 from ..support.devices import require_device
 from ..support.errors import UserError, describe, user_function
 from .errors import say
-from .prepare import import_from_current_folder
 
 
 def objectives(checkpoints: list[Path], given: dict[str, Any]) -> Iterator[tuple[str, Objective]]:
     """A name and an objective for each checkpoint. `given` has the options of the table OBJECTIVE."""
-    import_from_current_folder()
     build, load = user_function("--model", given["model"]), user_function("--data", given["data"])
     loss_fn = _loss(given["loss"])
     device = require_device(given["device"])
@@ -76,7 +74,12 @@ def _two_splits(made: Any) -> DataSet | None:
         and all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in made)
         and not any(isinstance(part, (tuple, list, dict)) for pair in made for part in pair)
     )
-    return as_data_set(made, "--data") if pairs or isinstance(made, DataSet) else None
+    if isinstance(made, DataSet):
+        return made
+    if not pairs:
+        return None
+    numbers = torch.as_tensor(made[0][1]).is_floating_point()
+    return as_data_set(made, "--data", task="regression" if numbers else "classification")
 
 
 def _shape_and_classes(build: Callable[..., Any], made: Any) -> tuple[Any, ...]:

@@ -26,14 +26,15 @@ def train_all(planned: list[Any], where: Any, workers: int, address: str | None 
         return perform(planned, where, workers, display)
 
 
-def report_runs(records: list[Any], page: Path, *tables: Any, metric: str = "test_accuracy") -> None:
+def report_runs(records: list[Any], page: Path, *tables: Any, metric: str = "") -> None:
     """Print the tables, and write the page."""
     from rich.console import Console
 
+    from ..lab.records import metric_of
     from ..lab.report import write_report
 
     for table in tables:
         if table is not None:
             Console().print(table)
-    write_report(records, page, command="steppe " + shlex.join(sys.argv[1:]), metric=metric)
+    write_report(records, page, command="steppe " + shlex.join(sys.argv[1:]), metric=metric or metric_of(records))
     typer.echo(f"wrote {page}")

@@ -22,12 +22,12 @@ import torch
 from .. import __version__
 from ..support.errors import UserError, one_line
 from ..support.files import whole_file
+from .recipe.base_names import base_label
 from .recipe.method_text import label_of, settings_of
 from .recipe.own_code import code_of
 from .recipe.recipe import Recipe, filled
 
 FORMAT = "steppe-run/1"
-_BASE_NAMES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adabelief": "AdaBelief"}
 
 
 class RecordWarning(UserWarning):
@@ -42,26 +42,27 @@ class MethodEntry(TypedDict):
     cost: float
 
 
-class Epoch(TypedDict):
+class _Accuracies(TypedDict, total=False):
+    train_accuracy: float  # of classification only
+    test_accuracy: float
+
+
+class Epoch(_Accuracies):
     """One epoch of a run. `seconds` and `gradients` count from the start of the run."""
 
     epoch: int
     train_loss: float
-    train_accuracy: float
     test_loss: float
-    test_accuracy: float
     lr: float
     seconds: float
     gradients: int
     metrics: dict[str, Any]  # the method's own: means over the epoch; of a vector its last value
 
 
-class Final(TypedDict):
+class Final(_Accuracies):
     """The results of the last epoch."""
 
-    test_accuracy: float
     test_loss: float
-    train_accuracy: float
     train_loss: float
     seconds: float
     gradients: int
@@ -91,6 +92,7 @@ class Record(_Always, total=False):
     parameters: int
     train_examples: int
     test_examples: int
+    metric: str  # what the run is compared by, if not by its test accuracy; ends with ↑ if larger is better
     held_out_examples: int  # kept for the second batch of a method that uses two: neither trained nor tested on
     log: str
 
@@ -121,7 +123,7 @@ def new_record(recipe: Recipe, role: str = "method", label: str | None = None, d
 
 def label_for(recipe: Recipe) -> str:
     """The name of a run in tables: the method's, or for plain training the base optimizer's."""
-    return _BASE_NAMES[recipe.base] if recipe.method == "plain" else label_of(recipe.method)
+    return base_label(recipe.base) if recipe.method == "plain" else label_of(recipe.method)
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -168,6 +170,11 @@ def value_of(record: Mapping[str, Any], metric: str) -> float | None:
         return number(final[metric])
     found = (record.get("curvature") or {}).get(metric)
     return number(found.get("value") if isinstance(found, Mapping) else found)
+
+
+def metric_of(records: Iterable[Mapping[str, Any]]) -> str:
+    """The name of the metric that these runs are compared by: that of the first that names one."""
+    return next((record["metric"] for record in records if record.get("metric")), "test_accuracy")
 
 
 def metrics_of(record: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,9 @@ import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+# Where to look for the names of a module that is not a module: own_objects.py has "python:NAME".
+_elsewhere: dict[str, Callable[[str], Any]] = {}
+
 
 class UserError(Exception):
     """An error in what the user asked for. Its text is one line; `steppe` prints it and exits with 2."""
@@ -24,6 +27,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 def user_function(kind: str, name: str) -> Callable[..., Any]:
     """The function behind "package.module:function"."""
     module_name, _, function_name = name.partition(":")
+    if module_name in _elsewhere:
+        return _elsewhere[module_name](name)
     if not module_name or not function_name:
         raise UserError(f"{kind} {name!r} is not of the form package.module:function")
     try:
@@ -36,6 +41,11 @@ def user_function(kind: str, name: str) -> Callable[..., Any]:
     if not callable(function):
         raise UserError(f"{kind} {name!r}: {module_name} has no function {function_name!r}")
     return function
+
+
+def look_elsewhere(module: str, find: Callable[[str], Any]) -> None:
+    """Let `user_function` ask this function for names of a module."""
+    _elsewhere[module] = find
 
 
 def require(module: str, package: str, what: str) -> Any:

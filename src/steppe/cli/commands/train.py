@@ -32,7 +32,7 @@ def command(
     one = replace(comparison.with_method(asked, method), seed=seed)
     ranks = join(distributed, place["device"]) if distributed else ALONE
     job = Job(one, "base" if one.method == "plain" else "method")
-    where = make_place(place, one, out)
+    where = make_place(place, one, out, compared=False)
     for note in [*comparison.notes(asked, [job]), *notes([job], where)] if ranks.first else ():
         say(note)
     with resumable(), Display([job], quiet=not ranks.first) as display:
@@ -40,11 +40,18 @@ def command(
     if ranks.first:
         end = record["final"]
         assert end is not None  # the run has ended
-        said = record["verdict"] or f"test accuracy {end['test_accuracy']:.4f}, loss {end['test_loss']:.4f}"
+        said = record["verdict"] or f"{_result(record)}, loss {end['test_loss']:.4f}"
         typer.echo(f"{record['label']}: {said}, {end['seconds']:.1f} s, {end['gradients']} gradients")
         typer.echo(f"{'done before:' if display.before else 'wrote'} {out / (record['key'] + '.json')}")
     if distributed:
         _leave_group()
+
+
+def _result(record: Any) -> str:
+    from ...lab.records import metric_of, value_of
+
+    metric = metric_of([record])
+    return f"{metric.replace('_', ' ').strip('↑')} {value_of(record, metric) or 0:.4f}"
 
 
 def _leave_group() -> None:

@@ -64,12 +64,21 @@ class Split:
 
     def to(self, device: Device) -> Split:
         """The same examples on another device."""
-        return Split(self.inputs.to(device), self.targets.to(device))
+        return type(self)(self.inputs.to(device), self.targets.to(device))
+
+
+@dataclass(frozen=True)
+class Examples(Split):
+    """Examples in memory whose targets are not classes: numbers, labels, tokens."""
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets):
+            raise UserError(f"{len(self.inputs)} inputs but {len(self.targets)} targets")
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A classification task.
+    """Training and test examples. `classes` is how many numbers a model gives for an example.
 
     `mean` and `std` are per channel, for inputs scaled to [0, 1]; if empty, inputs are only scaled. `peak` is the
     largest value that a byte of an image takes.
@@ -82,6 +91,7 @@ class DataSet:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     peak: float = 255.0
+    tokens: bool = False  # inputs are numbers of tokens, and stay whole numbers
 
     def to(self, device: Device) -> DataSet:
         """The same data on a device: examples in memory move there; streamed batches are delivered there."""
@@ -119,6 +129,8 @@ def prepare(inputs: Tensor, data: DataSet, dtype: torch.dtype = torch.float32) -
 
     It does not synchronise with the device, and may be part of a captured graph.
     """
+    if data.tokens:
+        return inputs
     scaled = inputs.to(dtype) / data.peak if inputs.dtype == torch.uint8 else inputs.to(dtype)
     if not data.mean:
         return scaled
@@ -175,4 +187,8 @@ def with_targets(split: Readable, targets: Tensor) -> Any:
 
 def subset(split: Any, rows: Tensor) -> Any:
     """Only these rows of a split."""
-    return split.subset(rows) if hasattr(split, "subset") else Split(*split.take(rows))
+    return split.subset(rows) if hasattr(split, "subset") else _kind(split)(*split.take(rows))
+
+
+def _kind(split: Any) -> type[Split]:
+    return type(split) if isinstance(split, Split) else Split

@@ -6,15 +6,15 @@ import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ...support.errors import UserError, describe, require, unknown, user_function
 from .catalogue import ENTRIES
 from .cifar_variants import LABELS, VARIANTS, cifar10_c, cifar10n
-from .dataset import DataSet, Readable, Split
+from .dataset import DataSet, Split
 from .image_folders import read_folder
+from .own_data import as_data_set
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,14 @@ def data_names(root: Path | str | None = None) -> list[Listing]:
     return [digits, *files, *(Listing(*variant.line(where)) for variant in VARIANTS)]
 
 
-def load(name: str, root: Path | str | None = None, *, download: bool = False, verify: bool = True) -> DataSet:
+def load(
+    name: str,
+    root: Path | str | None = None,
+    *,
+    download: bool = False,
+    verify: bool = True,
+    task: str = "classification",
+) -> DataSet:
     """A data set by name, from `root` (default $STEPPE_DATA, else ~/.cache/steppe).
 
     With `download`, a built-in set that is missing is downloaded first. `verify=False` also reads files in a standard
@@ -56,14 +63,15 @@ def load(name: str, root: Path | str | None = None, *, download: bool = False, v
     Besides the names in `data_names`: "cifar-10-c:fog:3" (one corruption, one severity; both are optional),
     "cifar-10n:worse" (CIFAR-10 with labels by people), "folder:PATH" (your images in train/CLASS and val/CLASS, cropped
     to 224x224), and "package.module:function", your own function, which returns a `DataSet` or
-    ((inputs, targets), (inputs, targets)).
+    ((inputs, targets), (inputs, targets)); a Dataset or a DataLoader may take the place of a pair. `task` says what the
+    targets of your own data are.
     """
     where = data_root(root)
     family, _, rest = name.partition(":")
     if family == "folder":
         return _folder(Path(rest).expanduser())
     if rest and family.lower() not in ("cifar-10-c", "cifar-10n"):
-        return _users(name)
+        return _users(name, task)
     if name == "digits":
         return _digits()
     if root is not None and not where.is_dir() and not download:
@@ -99,40 +107,12 @@ def _folder(path: Path, size: int = 224) -> DataSet:
     return DataSet(f"folder:{path.name}", train, test, int(train.targets.max()) + 1, imagenet.mean, imagenet.std)
 
 
-def _users(name: str) -> DataSet:
+def _users(name: str, task: str) -> DataSet:
     function = user_function("data set", name)
     try:
-        made = function()
+        made = function() if callable(function) else function  # a Python program hands over the data itself
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"data set {name!r} failed with {describe(error)}") from error
-    return as_data_set(made, f"data set {name!r}", name)
-
-
-def as_data_set(made: Any, what: str, name: str = "data") -> DataSet:
-    """What a user's function has returned as a data set; `what` names it in errors."""
-    if isinstance(made, DataSet):
-        if not isinstance(made.train, Readable) or not isinstance(made.test, Readable):
-            raise UserError(f"{what}: train and test must be Splits, or have len, targets, take and to")
-        return made
-    try:
-        (x, y), (x_test, y_test) = made
-        train, test = Split(_tensor(x), _tensor(y).long()), Split(_tensor(x_test), _tensor(y_test).long())
-    except UserError as error:
-        raise UserError(f"{what}: {error}") from error
-    except Exception as error:  # of any kind, from numpy or torch
-        wanted = "a DataSet or ((inputs, targets), (inputs, targets))"
-        raise UserError(f"{what} must return {wanted}; reading it: {describe(error)}") from error
-    if not len(train) or not len(test):
-        raise UserError(f"{what} has no {'test' if len(train) else 'training'} examples")
-    targets = torch.cat([train.targets, test.targets])
-    low, high = int(targets.min()), int(targets.max())
-    if low < 0:
-        raise UserError(f"{what}: classes count from 0, but there is a target {low}")
-    return DataSet(name, train, test, high + 1)
-
-
-def _tensor(array: Any) -> torch.Tensor:
-    tensor = torch.as_tensor(array)
-    return tensor.float() if tensor.dtype == torch.float64 else tensor
+    return as_data_set(made, f"data set {name!r}", name, task)

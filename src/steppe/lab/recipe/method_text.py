@@ -2,7 +2,8 @@
 
 A value may be a number, true, false, none, a word, numbers in brackets, or ``a..b``: a schedule that follows the
 learning rate linearly, from a at the full learning rate to b at zero (as in GSAM). In a list of methods, commas
-separate both methods and settings; a piece of the form ``name=value`` is a setting of the method before it.
+separate both methods and settings; a piece of the form ``name=value`` is a setting of the method before it. A method
+of the user's own is named with its module: ``mine:TwoSided``, ``mine:TwoSided:rho=0.1``.
 
 >>> split_methods("sam:rho=0.1,gsam,gam:T=3,period=2")
 ['sam:rho=0.1', 'gsam', 'gam:T=3,period=2']
@@ -22,11 +23,13 @@ from typing import Any
 from ...method import Method, number_fields
 from ...methods import find, method_names
 from ...schedules import LinearInLR, linear_in_lr
-from ...support.errors import UserError, one_line, unknown
+from ...support.errors import UserError, one_line, unknown, user_function
 
 _SETTING = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
 _RANGE = re.compile(r"([^.].*?|\.\d.*?)\.\.(.+)")
 _WORDS = {"true": True, "false": False, "none": None}
+_OWN = re.compile(r"([A-Za-z_][\w.]*)\s*(?:$|:)")
+_own_names: dict[type[Method], str] = {}  # classes that were named with their module
 _METHOD_OR_NONE = ("Method | None", "None | Method", "Optional[Method]")
 
 
@@ -40,7 +43,8 @@ def split_methods(text: str | Iterable[str]) -> list[str]:
             elif not methods:
                 raise UserError(f"{piece!r} comes before any method: write for example sam:{piece}")
             else:
-                methods[-1] += ("," if ":" in methods[-1] else ":") + piece
+                joined = "" if methods[-1].endswith(":") else "," if _split_name(methods[-1])[1] else ":"
+                methods[-1] += joined + piece
     for one in methods:
         _parts(one)
     return list(dict.fromkeys(canonical(one) for one in methods))
@@ -62,18 +66,46 @@ def pieces_of(text: str, separators: str) -> list[str]:
     return [piece.strip() for piece in pieces if piece.strip()]
 
 
-def _parts(text: str) -> tuple[type[Method], dict[str, str]]:
-    """The class of a method, and its settings as text."""
-    name, _, rest = text.strip().partition(":")
-    name = name.strip()
+def _split_name(text: str) -> tuple[str, str]:
+    """The name of a method and the text of its settings. An own method's name has a colon itself."""
+    name, _, rest = (part.strip() for part in text.partition(":"))
+    found = _OWN.match(rest)
+    if found is None or name.lower() == "base" or _is_known(name):
+        return name, rest
+    return f"{name}:{found[1]}", rest[found.end() :].strip()
+
+
+def _is_known(name: str) -> bool:
     try:
-        cls = find("plain" if name.lower() == "base" else name)
+        find(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _class_of(name: str) -> type[Method]:
+    """The class of a method by its name."""
+    if ":" in name:
+        cls: Any = user_function("method", name)
+        cls = type(cls) if isinstance(cls, Method) else cls
+        if not (isinstance(cls, type) and issubclass(cls, Method)):
+            raise UserError(f"method {name!r} is not a class derived from steppe.Method")
+        _own_names[cls] = name
+        return cls
+    try:
+        return find("plain" if name.lower() == "base" else name)
     except ValueError:
         if re.fullmatch(r"[\d.eE+-]+", name):
             raise UserError(
                 f"{name!r} is not a method; to compare several values write each: sam:rho=0.1,sam:rho=0.2"
             ) from None
         raise unknown("method", name, method_names()) from None
+
+
+def _parts(text: str) -> tuple[type[Method], dict[str, str]]:
+    """The class of a method, and its settings as text."""
+    name, rest = _split_name(text)
+    cls = _class_of(name)
     settings: dict[str, str] = {}
     known = [f.name for f in fields(cls)]
     for piece in pieces_of(rest, ","):
@@ -94,18 +126,29 @@ def _parts(text: str) -> tuple[type[Method], dict[str, str]]:
 def make_method(text: str, lr: float = 1.0) -> Method:
     """The method that a text describes; `lr` is the full learning rate, at which ``a..b`` has the value a."""
     cls, given = _parts(text)
+    if (ready := _ready(text)) is not None:
+        if given:
+            raise UserError(f"{text}: {cls.__name__} is a finished method and takes no settings")
+        return ready
     numbers = number_fields(cls)
     types = {f.name: "Number" if f.name in numbers else _type_name(f.type) for f in fields(cls)}
     settings = {key: _value(cls.__name__, key, value, types[key], lr) for key, value in given.items()}
     missing = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
     if absent := [name for name in missing if name not in settings]:
         examples = [f"{name}={'(sam:rho=0.1)' if types[name] == 'Method' else 'VALUE'}" for name in absent]
-        example = f"{cls.__name__.lower()}:{','.join(examples)}"
+        example = f"{_name_of_class(cls)}:{','.join(examples)}"
         raise UserError(f"{cls.__name__} needs {' and '.join(absent)}: for example {example}")
     try:
         return cls(**settings)
     except (TypeError, ValueError) as error:
         raise UserError(one_line(error)) from None
+
+
+def _ready(text: str) -> Method | None:
+    """The method itself, if the text names one that a Python program has made; None for a class."""
+    name, _ = _split_name(text)
+    found = user_function("method", name) if ":" in name else None
+    return found if isinstance(found, Method) else None
 
 
 def _type_name(annotation: Any) -> str:
@@ -121,8 +164,9 @@ def _value(owner: str, key: str, text: str, kind: str, lr: float) -> Any:
     bracketed = text[:1] in ("(", "[") and text[-1:] in (")", "]")
     if kind == "Method" or (kind in _METHOD_OR_NONE and text.lower() != "none"):
         return make_method(text[1:-1] if bracketed else text, lr)
+    value: Any
     if bracketed:
-        value: Any = tuple(plain_value(piece) for piece in pieces_of(text[1:-1], ",; "))
+        value = bracketed_value(text)
     elif kind == "Number" and (found := _RANGE.fullmatch(text)):
         ends = [plain_value(end) for end in found.groups()]
         if not all(isinstance(end, (int, float)) for end in ends) or ends[1] > ends[0] or ends[1] < 0:
@@ -140,6 +184,13 @@ def _value(owner: str, key: str, text: str, kind: str, lr: float) -> Any:
     if wrong.get(kind, False):
         raise UserError(f"{owner}: {key} must be {words[kind]}, not {text!r}")
     return value
+
+
+def bracketed_value(text: str) -> Any:
+    """The value of a text; values in brackets become a tuple."""
+    if text[:1] in ("(", "[") and text[-1:] in (")", "]"):
+        return tuple(plain_value(piece) for piece in pieces_of(text[1:-1], ",; "))
+    return plain_value(text)
 
 
 def plain_value(text: str) -> Any:
@@ -192,12 +243,26 @@ def _differing(method: Method) -> list[str]:
 def canonical_of(method: Method) -> str:
     """The canonical text of a method: its name and the settings that differ from the defaults."""
     settings = _differing(method)
-    return method.name.lower() + (":" + ",".join(settings) if settings else "")
+    return _name_of_class(type(method)) + (":" + ",".join(settings) if settings else "")
+
+
+def _name_of_class(cls: type[Method]) -> str:
+    """A method's name in a text: an own one's with its module."""
+    return _own_names.get(cls) or cls.__name__.lower()
+
+
+def own_classes(method: Method) -> dict[str, type[Method]]:
+    """The user's own classes among a method and the methods inside of it, by the names that they were found by."""
+    inside = [value for f in fields(method) if isinstance(value := getattr(method, f.name), Method)]
+    found = {_own_names[type(method)]: type(method)} if type(method) in _own_names else {}
+    for one in inside:
+        found |= own_classes(one)
+    return found
 
 
 def canonical(text: str) -> str:
     """The canonical text of a method, whichever way it was written."""
-    return canonical_of(make_method(text))
+    return text.strip() if _ready(text) is not None else canonical_of(make_method(text))
 
 
 def with_settings(text: str, settings: dict[str, Any]) -> str:
@@ -208,7 +273,7 @@ def with_settings(text: str, settings: dict[str, Any]) -> str:
     """
     cls, given = _parts(text)
     given |= {key: str(value) for key, value in settings.items()}
-    return canonical(f"{cls.__name__}:" + ",".join(f"{key}={value}" for key, value in given.items()))
+    return canonical(f"{_name_of_class(cls)}:" + ",".join(f"{key}={value}" for key, value in given.items()))
 
 
 def label_of(text: str) -> str:

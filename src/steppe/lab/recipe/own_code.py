@@ -4,19 +4,60 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import uuid
 from pathlib import Path
 
+from ...support.errors import UserError
+from ...support.own_objects import is_kept, kept
+from .fingerprints import fingerprint
+from .method_text import own_classes
 from .recipe import Recipe, is_users
+
+_PACKAGES = ("steppe", "timm", "torch", "pytorch_optimizer")  # identified by their versions
+_UNKNOWN = f"unknown-{uuid.uuid4().hex[:8]}"  # another in every process: a run that cannot be recognised is repeated
 
 
 def code_of(recipe: Recipe) -> dict[str, str]:
-    """A hash of each file that contains the user's own functions, by module name."""
-    names = [recipe.model] if ":" in recipe.model else []
-    names += [recipe.data] if is_users(recipe.data) else []
-    modules = {name.partition(":")[0] for name in names}
-    # Steppe's own modules are identified by its version.
-    files = {module: _file_of(module) for module in sorted(modules) if module.partition(".")[0] != "steppe"}
-    return {module: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for module, file in files.items() if file}
+    """A hash of each file that contains the user's own functions, by module name; of Python's things by their names."""
+    names = own_names(recipe)
+    modules = sorted({name.partition(":")[0] for name in names if not is_kept(name)})
+    files = {module: _file_of(module) for module in modules if module.partition(".")[0] not in _PACKAGES}
+    found = {module: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for module, file in files.items() if file}
+    return found | {name: _hash(name) or _UNKNOWN for name in names if is_kept(name)}
+
+
+def own_names(recipe: Recipe) -> list[str]:
+    """The names of the user's own functions and classes in a recipe."""
+    names = [recipe.data] if is_users(recipe.data) else []
+    names += [recipe.model] if ":" in recipe.model and not recipe.model.startswith("timm:") else []
+    names += [name for name in (recipe.base, recipe.loss, metric_name(recipe.metric)) if ":" in name]
+    if ":" in recipe.method:
+        names += own_classes(recipe.build_method())
+    return list(dict.fromkeys(names))
+
+
+def metric_name(text: str) -> str:
+    """The function of a metric, without the word that says which way is better."""
+    return text.removesuffix(":lower").removesuffix(":higher")
+
+
+def unreadable(recipe: Recipe) -> list[str]:
+    """The things of Python whose content cannot be hashed: runs with them are repeated."""
+    return [name for name in own_names(recipe) if is_kept(name) and _hash(name) is None]
+
+
+_hashes: dict[tuple[str, int], str | None] = {}
+
+
+def _hash(name: str) -> str | None:
+    try:
+        thing = kept(name)
+    except UserError:  # of another program: reported when it is needed
+        return None
+    place = (name, id(thing))  # kept things stay alive, so that an id is not used twice
+    if place not in _hashes or callable(thing):  # data is hashed once; a function may use what has changed
+        _hashes[place] = fingerprint(thing)
+    return _hashes[place]
 
 
 def _file_of(module: str) -> Path | None:

@@ -20,9 +20,10 @@ from ...method import Method
 from ...support.errors import UserError, unknown
 from ..data import data_names
 from ..data.augmentation import parse as check_augmentation
-from .method_text import canonical, make_method, pieces_of, plain_value
+from .base_names import check_base
+from .method_text import bracketed_value, canonical, make_method, pieces_of
 
-BASES = ("sgd", "adam", "adamw", "adabelief")
+TASKS = ("classification", "regression", "multi-label", "language")
 PRECISIONS = ("float32", "tf32", "bf16", "fp16", "fp16-fixed", "float64")
 AUXILIARIES = ("fresh", "fixed", "previous", "held-out")
 _STEP = re.compile(r"step:([\d.eE+-]+)/([\d.eE+-]+)")
@@ -58,12 +59,18 @@ class Recipe:
     seed: int = 0
     auxiliary: str = "fresh"  # the second batch, for methods that use two; "held-out:500": never trained on
     model_settings: Any = ()  # given as a mapping, stored as sorted pairs
+    nesterov: bool = False
+    base_settings: Any = ()  # like model_settings
+    task: str = "classification"
+    loss: str = ""  # the user's own, package.module:function; by default the task's
+    metric: str = ""  # the same; with ":lower" at the end if a lower value is better
 
     def __post_init__(self) -> None:
-        settings = self.model_settings
-        pairs = settings.items() if isinstance(settings, Mapping) else settings
-        pairs = tuple(sorted((str(k), tuple(v) if isinstance(v, list) else v) for k, v in pairs))
-        object.__setattr__(self, "model_settings", pairs)
+        for name in _SETTINGS:
+            settings = getattr(self, name)
+            pairs = settings.items() if isinstance(settings, Mapping) else settings
+            pairs = tuple(sorted((str(k), tuple(v) if isinstance(v, list) else v) for k, v in pairs))
+            object.__setattr__(self, name, pairs)
         for f in fields(self):
             value = getattr(self, f.name)
             if f.type == "float" and isinstance(value, int) and not isinstance(value, bool):
@@ -104,14 +111,17 @@ class Recipe:
             return self.lr * (1 + math.cos(math.pi * done)) / 2
         if self.schedule == "linear":
             return self.lr * (1 - done)
+        if self.schedule == "onecycle":
+            return self.lr * _one_cycle(step - self.warmup, total - self.warmup)
         if found := _STEP.fullmatch(self.schedule):
             return self.lr * float(found[1]) ** (step // (float(found[2]) * steps_an_epoch))
         return self.lr
 
     def as_dict(self) -> dict[str, Any]:
         """All fields as JSON values."""
-        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in self.model_settings}
-        return {**asdict(self), "model_settings": plain}
+        pairs = {name: getattr(self, name) for name in _SETTINGS}
+        plain = {name: {k: list(v) if isinstance(v, tuple) else v for k, v in one} for name, one in pairs.items()}
+        return {**asdict(self), **plain}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Recipe:
@@ -123,7 +133,17 @@ class Recipe:
         return cls(**values)
 
 
-_DEFAULTS = {f.name: f.default if f.name != "model_settings" else {} for f in fields(Recipe)}
+_SETTINGS = ("model_settings", "base_settings")
+_DEFAULTS = {f.name: f.default if f.name not in _SETTINGS else {} for f in fields(Recipe)}
+
+
+def _one_cycle(step: int, total: int) -> float:
+    """The learning rate of torch's OneCycleLR relative to its largest: up from 1/25 over 30 %, then down to 4e-6."""
+    low, end, top = 1 / 25, 1 / 25 / 1e4, max(0.3 * total - 1, 1e-9)
+    rising = step <= top
+    share = step / top if rising else min((step - top) / max(total - 1 - top, 1e-9), 1.0)
+    start, stop = (low, 1.0) if rising else (1.0, end)
+    return stop + (start - stop) * (1 + math.cos(math.pi * share)) / 2
 
 
 def filled(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,19 +167,23 @@ def _check(recipe: Recipe) -> None:
         raise UserError(f"share must be above 0 and at most 1, not {recipe.share:g}")
     if recipe.label_noise > 1:
         raise UserError(f"label_noise must be at most 1, not {recipe.label_noise:g}")
-    for name, known in (("base", BASES), ("precision", PRECISIONS)):
+    for name, known in (("precision", PRECISIONS), ("task", TASKS)):
         if getattr(recipe, name) not in known:
             raise unknown(name, str(getattr(recipe, name)), known)
     _check_auxiliary(str(recipe.auxiliary))
+    check_base(str(recipe.base))
     check_augmentation(recipe.augmentation)
-    if recipe.schedule not in ("constant", "cosine", "linear"):
+    if recipe.task != "classification" and (recipe.mixup or recipe.label_noise):
+        raise UserError(f"mixup and label_noise are for classification, not for {recipe.task}")
+    if recipe.schedule not in ("constant", "cosine", "linear", "onecycle"):
         found = _STEP.fullmatch(recipe.schedule)
         try:
             good = found is not None and float(found[1]) > 0 and float(found[2]) > 0
         except ValueError:
             good = False
         if not good:
-            raise UserError(f"no schedule {recipe.schedule!r}: there are constant, cosine, linear, and step:0.25/10")
+            known = "constant, cosine, linear, onecycle, and step:0.25/10"
+            raise UserError(f"no schedule {recipe.schedule!r}: there are {known}")
 
 
 def _check_auxiliary(text: str) -> None:
@@ -220,5 +244,5 @@ def read_settings(texts: Iterable[str], what: str) -> dict[str, Any]:
         name, equals, value = piece.partition("=")
         if not equals or not name.isidentifier() or not value:
             raise UserError(f"{what}: {piece!r} is not of the form name=value")
-        found[name] = plain_value(value)
+        found[name] = bracketed_value(value)
     return found

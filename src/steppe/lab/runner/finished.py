@@ -10,7 +10,7 @@ from pathlib import Path
 from ..recipe.method_text import settings_of
 from ..recipe.own_code import code_of
 from ..recipe.recipe import Recipe
-from ..records import Record, RecordWarning, finite, read_record
+from ..records import Record, RecordWarning, finite, metric_of, read_record
 
 
 def same_code(record: Record, recipe: Recipe) -> bool:
@@ -43,7 +43,8 @@ def _has_results(record: Record) -> bool:
     last, final = record["epochs"][-1] if record["epochs"] else None, record.get("final")
     if not isinstance(last, dict) or not isinstance(final, dict):
         return False
-    return "test_accuracy" in last and {"test_accuracy", "test_loss", "seconds", "gradients"} <= set(final)
+    metric = metric_of([record])
+    return metric in last and {metric, "test_loss", "seconds", "gradients"} <= set(final)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from typing import Any
 
 from ...support.errors import UserError, require, user_function
 from ..recipe.recipe import Recipe
-from ..records import Record, RecordWarning, label_for, write_record
+from ..records import Record, RecordWarning, label_for, metric_of, value_of, write_record
 from ..training.final_curvature import Measuring
 from ..training.ranks import ALONE, Ranks
 from .finished import ended_record, finished_record, run_lock, same_code
@@ -168,8 +168,19 @@ def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None
 def news_of(record: Record, before: bool = False) -> News:
     """The progress of a run by its record."""
     ended = record["status"] != "running"
-    said = record["verdict"] or f"{100 * record['epochs'][-1]['test_accuracy']:.2f} %" if ended else ""
+    said = record["verdict"] or result_of(record) if ended else ""
     return News(record["key"], len(record["epochs"]), ended, said, before)
+
+
+def result_of(record: Record) -> str:
+    """The result of a run in a few words."""
+    metric = metric_of([record])
+    value = value_of(record, metric)
+    if value is None:
+        last: Any = record["epochs"][-1]
+        value = float(last[metric])
+    name = metric.removeprefix("test_").strip("↑")
+    return f"{100 * value:.2f} %" if name == "accuracy" else f"{name} {value:.4g}"
 
 
 def done_before(jobs: Sequence[Job], folder: Path, tell: Tell) -> dict[str, Record]:

@@ -22,12 +22,13 @@ from ...support.errors import UserError, describe, require, unknown
 from ..recipe.method_text import make_method, pieces_of, plain_value, with_settings
 from ..recipe.own_code import code_of
 from ..recipe.recipe import Recipe
-from ..records import Record, RecordWarning, label_for
-from ..statistics import group_records
+from ..records import Record, RecordWarning, label_for, metric_of, value_of
+from ..statistics import group_records, larger_is_better
 from .finished import finished_record
 from .local import Job
 
 RunJobs: TypeAlias = Callable[[Sequence[Job]], "list[Record]"]
+_WORST = 1e30  # of a metric of which less is better
 _FIXED = ("data", "method", "seed", "hold_out", "model_settings")
 
 
@@ -174,13 +175,16 @@ def _jobs_here(study: Any, template: Recipe, space: Space, seeds: Sequence[int],
 
 
 def score(records: Sequence[Record]) -> float:
-    """The score of a candidate: its mean accuracy over seeds, where a diverged run counts as 0."""
-    return statistics.mean(_accuracy(record) for record in records)
+    """The score of a candidate, larger is better: the mean over seeds, where a diverged run counts as the worst."""
+    return statistics.mean(_score(record) for record in records)
 
 
-def _accuracy(record: Record) -> float:
-    final = record["final"]
-    return final["test_accuracy"] if final is not None and record["status"] == "done" else 0.0
+def _score(record: Record) -> float:
+    metric = metric_of([record])
+    value = value_of(record, metric) if record["status"] == "done" else None
+    if larger_is_better(metric):
+        return 0.0 if value is None else value
+    return -_WORST if value is None else -value
 
 
 def _question(template: Recipe, space: Space, seeds: Sequence[int]) -> str:
@@ -260,8 +264,11 @@ def table_of(records: Sequence[Record]) -> Any:
     from rich.table import Table
 
     held = any(record["recipe"]["hold_out"] for record in records)
-    table = Table("settings", "held-out accuracy" if held else "test accuracy", "runs", "diverged")
+    metric = metric_of(records)
+    name = metric.removeprefix("test_").replace("_", " ")
+    table = Table("settings", f"held-out {name}" if held else f"test {name}", "runs", "diverged")
     for label, group in ranked(records):
         diverged = sum(record["status"] == "diverged" for record in group)
-        table.add_row(label, f"{100 * score(group):.2f} %", str(len(group)), str(diverged or ""))
+        value = f"{100 * score(group):.2f} %" if metric.endswith("accuracy") else f"{abs(score(group)):.4g}"
+        table.add_row(label, value, str(len(group)), str(diverged or ""))
     return table

@@ -1,36 +1,73 @@
-"""Base optimizers by name."""
+"""The base optimizer of a recipe."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
-from ...support.errors import UserError
+from ...support.errors import UserError, describe, one_line, unknown
+from ..recipe.base_names import find_base
 from ..recipe.recipe import Recipe
 
-_ADABELIEF = (("adabelief_pytorch", "AdaBelief"), ("pytorch_optimizer", "AdaBelief"), ("timm.optim", "AdaBelief"))
+_FIELDS = ("momentum", "nesterov", "weight_decay")  # of a recipe, and settings of most optimizers
+_MODEL = ("model", "net", "module")
 
 
-def make_base(recipe: Recipe, params: Iterable[Any]) -> Optimizer:
-    """The recipe's base optimizer. Only SGD takes `momentum`."""
-    params = list(params)
-    if recipe.base == "sgd":
-        return torch.optim.SGD(params, recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay)
-    if recipe.momentum:
-        raise UserError(f"momentum is for sgd; {recipe.base} has its own")
-    if recipe.base == "adam":
-        return torch.optim.Adam(params, recipe.lr, weight_decay=recipe.weight_decay)
-    if recipe.base == "adamw":
-        return torch.optim.AdamW(params, recipe.lr, weight_decay=recipe.weight_decay)
-    for package, name in _ADABELIEF:
-        try:
-            found = getattr(importlib.import_module(package), name)
-        except (ImportError, AttributeError):
-            continue
-        quiet = {"print_change_log": False} if package == "adabelief_pytorch" else {}
-        return found(params, lr=recipe.lr, weight_decay=recipe.weight_decay, **quiet)
-    raise UserError("base adabelief comes from another package: pip install timm (or pytorch-optimizer)")
+def make_base(recipe: Recipe, params: Iterable[Any], model: Any = None) -> Any:
+    """The recipe's base optimizer, or a list of them, each with its own parameters.
+
+    A function of the user's gets the parameters (or the model, if its first argument is called `model`), and those of
+    lr, momentum, nesterov, weight_decay and the base's settings that it takes.
+    """
+    make = find_base(recipe.base)
+    accepted = _parameters(make)
+    first = next(iter(accepted), "params")
+    settings = _settings(recipe, make, accepted)
+    try:
+        made = make(model if first in _MODEL and model is not None else list(params), **settings)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"base {recipe.base} could not be made: {describe(error)}") from error
+    several = list(made) if isinstance(made, (list, tuple)) else [made]
+    for one in several:
+        if not isinstance(one, Optimizer):
+            raise UserError(f"base {recipe.base} gave a {type(one).__name__}, not a torch.optim.Optimizer")
+    if not several:
+        raise UserError(f"base {recipe.base} gave no optimizer")
+    return several if isinstance(made, (list, tuple)) else made
+
+
+def _settings(recipe: Recipe, make: Callable[..., Any], accepted: dict[str, Any]) -> dict[str, Any]:
+    """What to call it with. A class is told every setting that it takes; a function only those that were given."""
+    given = dict(recipe.base_settings)
+    anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    settings: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in accepted and not anything:
+            known = [p for p in list(accepted)[1:] if p not in ("lr", *_FIELDS)]
+            raise UserError(f"base {recipe.base}: {one_line(unknown('setting', name, known))}")
+        settings[name] = tuple(value) if isinstance(value, list) else value
+    if "lr" in accepted or anything:
+        settings.setdefault("lr", recipe.lr)
+    for name in _FIELDS:
+        value = getattr(recipe, name)
+        if name in accepted and (value or isinstance(make, type)):
+            settings.setdefault(name, value)
+        elif value and name not in settings:
+            if name == "momentum":
+                raise UserError(f"momentum is for sgd and others that take it; {recipe.base} has its own")
+            raise UserError(f"{name} is not a setting of base {recipe.base}")
+    if "print_change_log" in accepted:  # adabelief_pytorch
+        settings["print_change_log"] = False
+    return settings
+
+
+def _parameters(make: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return dict(inspect.signature(make).parameters)
+    except (TypeError, ValueError):  # a function of C has no signature
+        return {}

@@ -45,13 +45,16 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 def data_for(recipe: Recipe, root: Path | None = None, device: Any = "cpu") -> DataSet:
     """The data a recipe asks for, on the device."""
-    return cached_data(recipe.data, recipe.share, recipe.label_noise, recipe.hold_out, root, str(device))
+    parts = (recipe.share, recipe.label_noise, recipe.hold_out)
+    return cached_data(recipe.data, *parts, root, str(device), recipe.task)
 
 
 @lru_cache(maxsize=2)  # consecutive runs use the same data
-def cached_data(name: str, share: float, noise: float, hold_out: float, root: Path | None, device: str) -> DataSet:
+def cached_data(
+    name: str, share: float, noise: float, hold_out: float, root: Path | None, device: str, task: str = "classification"
+) -> DataSet:
     """The same by the fields that it depends on, so that it can be cached."""
-    data = load(name, root)
+    data = load(name, root, task=task)
     if share < 1:
         data = first(data, share)
     if noise:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from ...curvature import Hessian, Krylov, Objective, eigenvalues, plane, spectrum, surrogate_gap, trace, zeroth_order
 from ...curvature.trace import FEWEST_PRODUCTS
@@ -46,7 +45,7 @@ class Measuring:
         """Top eigenvalue, trace, sharpness, density and landscape; None if the model is sharded over processes."""
         if run.ranks.kind == "fsdp2":
             return None
-        objective = Objective(run.net, cross_entropy, self.examples(run))
+        objective = Objective(run.net, run.task.loss, self.examples(run))
         loss = float(objective.loss(finite=False))
         if not math.isfinite(loss):
             return None

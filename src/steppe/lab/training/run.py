@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...graphs.capture import capture
@@ -33,6 +32,7 @@ from .batches import Batches, data_for, default_generator, seed_for
 from .checkpoints import read_checkpoint, write_weights
 from .precision import autocast, parameter_dtype, scaler, set_precision
 from .ranks import ALONE, Ranks
+from .tasks import task_of
 
 
 class Run:
@@ -60,7 +60,7 @@ class Run:
         self.recipe, self.folder, self.device, self.ranks = recipe, folder, torch.device(device), ranks
         self.logger, self.measure, self.keep_weights = logger, measure, keep_weights
         self.share_of_time = 1.0  # of the process, which runs in round robin share
-        method = recipe.build_method()
+        self.task, method = task_of(recipe), recipe.build_method()
         if "lr" in method.needs and (recipe.schedule != "constant" or recipe.warmup):
             raise UserError(f"{method.name} sets the learning rate itself: give it no schedule and no warm-up")
         set_precision(recipe.precision, self.device)
@@ -72,9 +72,9 @@ class Run:
             # Convolutions are fastest in this memory format.
             self.net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         self.model = ranks.wrapped(self.net, self.device, recipe.compile)
-        self.optimizer = SharpnessAware(
-            make_base(recipe, self.net.parameters()), method, model=self.model, seed=seed_for(recipe.seed) % 2**31
-        )
+        base = make_base(recipe, self.net.parameters(), self.net)
+        self.optimizer = SharpnessAware(base, method, model=self.model, seed=seed_for(recipe.seed) % 2**31)
+        self._first_lrs = [group["lr"] for group in self.optimizer.param_groups]  # schedules scale them
         self.scaler = scaler(recipe.precision, self.device)
         self.batches = Batches(recipe, self.data, "auxiliary" in method.needs, self.device, ranks.rank, ranks.world)
         self.optimizer.method = for_steps(method, recipe.epochs * self.batches.steps)
@@ -87,10 +87,13 @@ class Run:
         clip = (lambda: me._clip()) if recipe.clip else None
         self._step = capture(lambda *batch: me._loss(*batch), self.optimizer, scaler=self.scaler, between=clip)
         count = lambda *batch: me._count_test(*batch)  # noqa: E731
-        self._test = Replayed(count) if ranks.world == 1 else count
+        self._test = Replayed(count) if ranks.world == 1 and self.task.of_all is None else count
+        self._test_outputs: list[tuple[Tensor, Tensor]] = []  # for a metric of all outputs
         self._looks_before = 0  # looks of earlier processes, before the checkpoint
         self._random = default_generator(self.device)
         self.record: Record = new_record(recipe, role, label, device)
+        if self.task.name != "test_accuracy":
+            self.record["metric"] = self.task.name
         self.record["parameters"] = sum(p.numel() for p in self.net.parameters())
         self.record["train_examples"], self.record["test_examples"] = self.batches.examples, len(self.data.test)
         if self.batches.held_out is not None:
@@ -107,10 +110,11 @@ class Run:
         """A batch's loss. The first look of a step adds it to the epoch's totals, without synchronisation."""
         with autocast(self.recipe.precision, self.device):
             logits = self.model(inputs)
-            loss = F.cross_entropy(logits, targets)
+            loss = self.task.loss(logits, targets)
         if self._step.look == 0:
             self.totals[0] += loss.detach()
-            self.totals[1] += _right(logits.detach(), targets)
+            if self.task.count is not None:
+                self.totals[1] += self.task.count(logits.detach(), targets)
             self.totals[2] += self.totals[0].isfinite()  # a sum that is not finite stays so
         return loss
 
@@ -134,8 +138,9 @@ class Run:
         began = time.perf_counter()
         for step, (inputs, targets, auxiliary) in enumerate(batches.of_epoch(epoch)):
             if "lr" not in self.optimizer.method.needs:
-                for group in self.optimizer.param_groups:
-                    group["lr"] = recipe.lr_at((epoch - 1) * batches.steps + step, batches.steps)
+                lr = recipe.lr_at((epoch - 1) * batches.steps + step, batches.steps)
+                for group, first in zip(self.optimizer.param_groups, self._first_lrs, strict=True):
+                    group["lr"] = lr if first == recipe.lr or not recipe.lr else first * lr / recipe.lr
             self._random.manual_seed(seed_for(recipe.seed, "model", epoch, step, self.ranks.rank))  # for dropout
             self.step(inputs, targets, auxiliary)
             for name, value in self.optimizer.metrics.items():
@@ -151,35 +156,47 @@ class Run:
         entry: Epoch = {
             "epoch": epoch,
             "train_loss": train_loss / batches.steps,
-            "train_accuracy": right * self.ranks.world / (batches.steps * recipe.batch),
             "test_loss": test["test_loss"],
-            "test_accuracy": test["test_accuracy"],
             "lr": float(self.optimizer.param_groups[0]["lr"]),
             "seconds": before + seconds,
             "gradients": self._looks_before + self._step.looks,
             "metrics": {name: (total / count).tolist() for name, (total, count) in sums.items()},
         }
+        if self.task.count is not None:
+            entry["train_accuracy"] = right * self.ranks.world / (batches.steps * recipe.batch)
         entry.update(test)  # a subclass may evaluate more
         self.record["epochs"].append(entry)
-        for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "lr") if self.logger else ():
-            self.logger.add_scalar(name, entry[name], epoch)
+        for name in ("train_loss", "train_accuracy", "test_loss", self.task.name, "lr") if self.logger else ():
+            if name in entry:
+                self.logger.add_scalar(name, entry[name], epoch)
         if finite_steps < batches.steps or not math.isfinite(entry["test_loss"]):
             self._diverged(epoch, finite_steps + 1, train_loss)
 
     def evaluate(self) -> dict[str, float]:
-        """Loss and accuracy on the test set."""
+        """Loss and metric on the test set."""
         self.model.eval()
         self._test_totals.zero_()
+        self._test_outputs.clear()
         for inputs, targets in self.batches.of_test():
             self._test(inputs, targets)
         loss, right = (self._test_totals / len(self.data.test)).tolist()
-        return {"test_loss": loss, "test_accuracy": right}
+        if self.task.of_all is not None:
+            outputs, targets = (torch.cat(parts) for parts in zip(*self._test_outputs, strict=True))
+            right = float(self.task.of_all(outputs, targets))
+        elif self.task.from_loss is not None:
+            right = self.task.from_loss(loss)
+        return {"test_loss": loss, self.task.name: right}
 
     def _count_test(self, inputs: Tensor, targets: Tensor) -> None:
         with torch.no_grad(), autocast(self.recipe.precision, self.device):
             logits = self.net(inputs)
-            self._test_totals[0] += F.cross_entropy(logits.to(self.batches.dtype), targets, reduction="sum")
-            self._test_totals[1] += _right(logits, targets)
+            if isinstance(logits, Tensor):
+                logits = logits.to(self.batches.dtype)
+            self._test_totals[0] += self.task.total(logits, targets)
+            if self.task.count is not None:
+                self._test_totals[1] += self.task.count(logits, targets)
+            if self.task.of_all is not None:
+                self._test_outputs.append((logits, targets))
 
     def _diverged(self, epoch: int, step: int, loss: float) -> None:
         radius = self.optimizer.method.radius
@@ -230,14 +247,12 @@ class Run:
     def _finish(self) -> None:
         record = self.record
         last = record["epochs"][-1]
-        record["final"] = {
-            "test_accuracy": last["test_accuracy"],
-            "test_loss": last["test_loss"],
-            "train_accuracy": last["train_accuracy"],
-            "train_loss": last["train_loss"],
-            "seconds": last["seconds"],
-            "gradients": last["gradients"],
+        final: Any = {
+            name: last[name]
+            for name in (self.task.name, "test_loss", "train_accuracy", "train_loss", "seconds", "gradients")
+            if name in last
         }
+        record["final"] = final
         if record["status"] == "running":
             if self.measure is not None and self.ranks.first:
                 record["curvature"] = self.measure(self)
@@ -254,8 +269,3 @@ class Run:
         if self.ranks.first:
             write_record(record, self.folder)
             self.checkpoint.unlink(missing_ok=True)
-
-
-def _right(logits: Tensor, targets: Tensor) -> Tensor:
-    """The number of correct answers; with mixed targets, the class with the largest weight counts."""
-    return (logits.argmax(1) == (targets.argmax(1) if targets.dim() > 1 else targets)).sum()

@@ -1,0 +1,126 @@
+"""From what a user asks for to a recipe, with everything tried that can fail before training begins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..support.errors import UserError, describe
+from .data import DataSet, data_names
+from .models import build
+from .recipe.base_names import full_name
+from .recipe.recipe import SMALL_MODELS, Recipe, is_users, suggested, suggested_model
+from .training.base_optimizers import make_base
+from .training.batches import Batches
+from .training.tasks import task_of
+
+_OF_A_RECIPE = ("lr", "momentum", "nesterov", "weight_decay")  # a base's settings that are fields of a recipe
+FEW_STEPS = 100  # a training of fewer steps says little about a method
+
+
+def recipe_for(given: Mapping[str, Any]) -> Recipe:
+    """The recipe of what was given, and of what is suggested for the rest. None means that nothing was given."""
+    asked = {name: value for name, value in given.items() if value is not None}
+    data = data_name(asked.get("data", "digits"))
+    model = asked.get("model") or suggested_model(data)
+    defaults = suggested(data, model)
+    if "base" in asked:
+        asked["base"] = full_name(asked["base"])
+    settings = dict(asked.get("base_settings") or {})
+    for name in _OF_A_RECIPE:
+        if name in settings:
+            if name in asked:
+                raise UserError(f"{name} is given twice: as an option and among the base's settings")
+            asked[name] = settings.pop(name)
+    asked["base_settings"] = settings
+    if asked.get("base", defaults["base"]) != defaults["base"]:
+        defaults |= defaults_of_base(asked["base"])
+    if asked.get("task", "classification") != "classification" and not is_users(data):
+        raise UserError(f"data set {data} is for classification: --task {asked['task']} needs your own --data")
+    return Recipe.of({**defaults, **asked, "data": data, "model": model})
+
+
+def defaults_of_base(base: str) -> dict[str, float]:
+    """Another optimizer than the suggested one needs its own learning rate."""
+    return {"lr": 0.1, "momentum": 0.9} if base == "sgd" else {"lr": 1e-3, "momentum": 0.0}
+
+
+def data_name(name: str) -> str:
+    """The name as it is listed: cifar10 is cifar-10."""
+    alike = {listing.name.replace("-", ""): listing.name for listing in data_names()}
+    set_, colon, part = name.partition(":")
+    return alike.get(set_.lower().replace("-", ""), set_) + colon + part
+
+
+def try_out(recipe: Recipe, data: DataSet) -> None:
+    """One small batch through model, loss and metric, so that what does not fit is reported at once."""
+    task = task_of(recipe)
+    model = build(recipe.model, data.input_shape, data.classes, **dict(recipe.model_settings))
+    make_base(recipe, model.parameters(), model)
+    batches = Batches(recipe, data, False, torch.device("cpu"), 0, 1)
+    inputs, targets, _ = next(batches.of_epoch(1))
+    try:
+        with torch.no_grad():
+            answer = model.train().to(batches.dtype)(inputs[:2])
+    except Exception as error:
+        raise UserError(f"model {recipe.model} does not fit data {recipe.data}: {describe(error)}") from None
+    _check_answer(recipe, data, answer, len(inputs[:2]))
+    try:
+        with torch.no_grad():
+            task.loss(answer, targets[:2])
+            if task.of_all is not None:
+                task.of_all(answer, targets[:2])
+    except UserError:
+        raise
+    except Exception as error:
+        fit = f"the loss does not fit model {recipe.model} and data {recipe.data}"
+        raise UserError(f"{fit}: {describe(error)}") from None
+
+
+def _check_answer(recipe: Recipe, data: DataSet, answer: Any, count: int) -> None:
+    if recipe.loss and recipe.task == "classification" and recipe.metric:
+        return  # an own loss and metric may take any outputs
+    answer = getattr(answer, "logits", answer)
+    if not isinstance(answer, Tensor):
+        raise UserError(f"model {recipe.model} gives a {type(answer).__name__}, not a tensor")
+    inputs = "1 input" if count == 1 else f"{count} inputs"
+    shape = tuple(answer.shape)
+    wanted = (count, *data.input_shape, data.classes) if recipe.task == "language" else (count, data.classes)
+    flat = recipe.task != "classification" and data.classes == 1 and shape == (count,)
+    if shape != wanted and not flat:
+        raise UserError(f"model {recipe.model} gives {shape} for {inputs}, not {wanted}")
+
+
+def warnings_for(recipe: Recipe, data: DataSet) -> list[str]:
+    """Remarks on a training from which little can be learnt about methods."""
+    steps = len(data.train) // recipe.batch
+    said = []
+    if steps * recipe.epochs < FEW_STEPS:
+        batches = "batch" if steps == 1 else "batches"
+        few = f"{steps} {batches} an epoch, {steps * recipe.epochs} steps in all"
+        smaller = max(1, min(recipe.batch // 2, len(data.train) // 10))
+        said.append(f"{few}: that is too short to compare methods; try --batch {smaller} or more --epochs")
+    if len(data.test) < 30:
+        said.append(f"only {len(data.test)} test examples: differences between methods will be mostly chance")
+    return said
+
+
+def runs_at_once(together: int | None, recipes: Sequence[Recipe], device: str) -> int:
+    """How many runs one process trains in turns. Small nets share a GPU well."""
+    if together is not None and together < 1:
+        raise UserError(f"--together must be at least 1, not {together}")
+    small = device.startswith("cuda") and bool(recipes) and all(recipe.model in SMALL_MODELS for recipe in recipes)
+    return together or (5 if small else 1)
+
+
+def how_many_jobs(jobs: int | None, device: str) -> int:
+    """Processes at a time."""
+    if jobs is None:
+        return len(os.sched_getaffinity(0)) if device == "cpu" and hasattr(os, "sched_getaffinity") else 1
+    if jobs < 1:
+        raise UserError(f"--jobs must be at least 1, not {jobs}")
+    return jobs

@@ -1,0 +1,141 @@
+"""Hashes of functions, classes and data, which tell whether a thing of a Python program has changed since a run.
+
+A function is hashed by its code, its defaults, the variables that it closes over, and the functions and constants of
+its own module that it uses: editing a helper in a notebook counts as a change.
+
+>>> size = 3
+>>> fingerprint(lambda: size) == fingerprint(lambda: size), fingerprint(lambda: 3) == fingerprint(lambda: 4)
+(True, False)
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+_PLAIN = (str, int, float, complex, bool, bytes, type(None), torch.dtype, torch.device)
+
+
+class CannotTell(Exception):
+    """A thing whose content cannot be read."""
+
+
+def fingerprint(thing: Any) -> str | None:
+    """A hash of the content of a thing; None if it cannot be made."""
+    found = hashlib.sha256()
+    try:
+        for part in _parts(thing, set()):
+            found.update(len(part).to_bytes(8, "little") + part)
+    except (CannotTell, RecursionError):
+        return None
+    return found.hexdigest()[:16]
+
+
+def _parts(thing: Any, seen: set[int]) -> Iterable[bytes]:
+    """The content of a thing, piece by piece."""
+    yield type(thing).__name__.encode()
+    if isinstance(thing, _PLAIN):
+        yield repr(thing).encode()
+        return
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    if isinstance(thing, torch.Tensor):
+        yield from _of_tensor(thing)
+    elif hasattr(thing, "tobytes") and hasattr(thing, "shape"):  # numpy
+        yield f"{thing.dtype} {thing.shape}".encode()
+        yield thing.tobytes()
+    elif isinstance(thing, Mapping):
+        yield from _of_all([item for pair in thing.items() for item in pair], seen)
+    elif isinstance(thing, (tuple, list, set, frozenset)):
+        yield from _of_all(sorted(thing, key=repr) if isinstance(thing, (set, frozenset)) else thing, seen)
+    elif isinstance(thing, functools.partial):
+        yield from _of_all([thing.func, thing.args, thing.keywords], seen)
+    elif isinstance(thing, types.MethodType):
+        yield from _of_all([thing.__func__, thing.__self__], seen)
+    elif isinstance(thing, types.FunctionType):
+        yield from _of_function(thing, seen)
+    elif isinstance(thing, types.CodeType):
+        yield from _of_code(thing, seen)
+    elif isinstance(thing, types.ModuleType) or _of_a_library(thing):
+        yield f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', thing)}".encode()
+    elif isinstance(thing, type):
+        yield from _of_class(thing, seen)
+    else:
+        yield from _of_object(thing, seen)
+
+
+def _of_all(things: Iterable[Any], seen: set[int]) -> Iterable[bytes]:
+    for one in things:
+        yield from _parts(one, seen)
+
+
+def _of_tensor(tensor: torch.Tensor) -> Iterable[bytes]:
+    plain = tensor.detach().cpu().contiguous()
+    yield f"{plain.dtype} {tuple(plain.shape)}".encode()
+    yield plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+
+
+def _of_code(code: types.CodeType, seen: set[int]) -> Iterable[bytes]:
+    yield code.co_code
+    yield " ".join(code.co_names).encode()
+    yield from _of_all(code.co_consts, seen)
+
+
+def _of_function(function: types.FunctionType, seen: set[int]) -> Iterable[bytes]:
+    yield from _of_code(function.__code__, seen)
+    yield from _of_all([function.__defaults__, function.__kwdefaults__], seen)
+    for cell in function.__closure__ or ():
+        try:
+            yield from _parts(cell.cell_contents, seen)
+        except ValueError:  # a variable that has no value yet
+            continue
+    for name in sorted(_names(function.__code__)):
+        if name in function.__globals__:
+            yield from _parts(function.__globals__[name], seen)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names of variables that code and the functions inside of it use."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _of_class(cls: type, seen: set[int]) -> Iterable[bytes]:
+    yield cls.__qualname__.encode()
+    yield from _of_all(cls.__bases__, seen)
+    for name, value in sorted(vars(cls).items()):
+        if name.startswith("__") and name not in ("__init__", "__call__", "__post_init__"):
+            continue
+        if isinstance(value, (classmethod, staticmethod)):
+            value = value.__func__
+        elif isinstance(value, property):
+            value = value.fget
+        yield name.encode()
+        yield from _parts(value, seen)
+
+
+def _of_object(thing: Any, seen: set[int]) -> Iterable[bytes]:
+    """An object of a class: the class, and the object's variables."""
+    own = getattr(thing, "__dict__", None)
+    if own is None:
+        raise CannotTell(type(thing).__name__)
+    yield from _parts(type(thing), seen)
+    yield from _parts(dict(sorted(own.items())), seen)
+
+
+def _of_a_library(thing: Any) -> bool:
+    """Whether a function or class belongs to an installed package or to Python: its version identifies it."""
+    if not (inspect.isclass(thing) or inspect.isroutine(thing)):
+        return False
+    try:
+        file = inspect.getsourcefile(thing) or ""
+    except TypeError:  # built into Python
+        return True
+    return "site-packages" in file or "/lib/python" in file or thing.__module__.partition(".")[0] == "steppe"
