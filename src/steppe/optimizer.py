@@ -207,7 +207,7 @@ class SharpnessAware(Recordable, Optimizer):
         """One step's looks."""
         ctx = self._context(space)
         method = self.method.at(ctx.step, ctx.lr, self._groups.rho())
-        around = Surroundings(self.model, self.local, self.hvp, self.loss_group, self.home)
+        around = Surroundings(self.model, self.local, self.hvp, self.loss_group, self.home, self.under_way.beside)
         yield from self.under_way.run(method, space, ctx, around, scaler, first_done)
 
     def _context(self, space: Space) -> Context:
@@ -346,7 +346,12 @@ class SharpnessAware(Recordable, Optimizer):
         before, space = self.under_way.space, self.under_way.space_for(params, *self._groups.flags(), self.norm_group)
         if space is not before:
             checks.drop_used(self._groups.all_params())
-        self._memory.prepare(self.method, space)
+        enabled = torch.is_grad_enabled()
+        try:
+            self._memory.prepare(self.method, space)
+        except KeyboardInterrupt:
+            self.under_way.interrupted(enabled)
+            raise
         return space
 
 

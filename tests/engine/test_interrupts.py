@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def test_an_interrupt_at_the_end_of_the_base_s_step(method, back):
     class Interrupted(torch.optim.SGD):
         now = False
 
-        def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        def step(self, closure=None):
             super().step()
             if self.now:
                 torch.set_grad_enabled(False)
@@ -64,3 +65,18 @@ def test_an_interrupt_at_the_end_of_the_base_s_step(method, back):
     opt.state_dict()
     assert torch.is_grad_enabled()
     assert torch.equal(weights(model), before) is back
+
+
+def test_an_interrupt_while_the_method_s_memory_is_made():
+    @dataclass(frozen=True)
+    class Interrupted(steppe.SAM):
+        def memory(self, space):
+            torch.set_grad_enabled(False)
+            raise KeyboardInterrupt
+
+    model = net()
+    opt = steppe.SharpnessAware(sgd(model), Interrupted(), model)
+    with pytest.raises(KeyboardInterrupt):
+        by_closure(opt, model, torch.ones(6, 3, dtype=torch.float64))
+    opt.zero_grad()
+    assert torch.is_grad_enabled()
