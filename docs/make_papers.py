@@ -30,8 +30,8 @@ How to read it:
 - *Difference* is ours minus the paper's, in combined standard errors, √(se² + se²). Within 2 a number counts as
   **reproduced**. Papers seldom state preprocessing and initialisation, so a number may differ although the paper's
   statement about it holds. Statements are therefore judged separately.
-- Statements are judged on paired differences, seed by seed, with 95 % t intervals and Holm's correction. A difference
-  is *significant* if its adjusted p is below 0.05.
+- Statements are judged on paired differences, seed by seed, with simultaneous 95 % intervals for all comparisons of the
+  statement. Direction, evidence and scale are said apart: a difference is *beyond doubt* if its interval leaves out zero.
 - **run at smaller scale**: fewer epochs, less data, fewer than three seeds, a smaller problem than the paper's, or
   only some of the comparisons that the statement is about.
 - **not run**: there is no result. Most often the data was not available (CIFAR-100, SVHN, ImageNet), or one GPU would
@@ -115,7 +115,7 @@ def section(experiment: Experiment, results: Results) -> str:
     if grid := matrix(whole):
         text += ["", "Ours ± standard error (n) / the paper's, %:", "", *_table(grid)]
     if against := fair(experiment, results):
-        text += ["", "At equal cost, with Holm's correction over the methods:", "", *_table(against)]
+        text += ["", "Against the best base at no more cost, with simultaneous intervals:", "", *_table(against)]
     if said := offset(shown):
         text += ["", said]
     missing = len(shown) - len(run)

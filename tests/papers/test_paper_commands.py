@@ -108,7 +108,7 @@ def test_one_scale_alone_is_shown(tmp_path):
     def shown(name: str, scale: str) -> str:
         return command("show", name, "--results", str(tmp_path / "results"), "--scale", scale).stdout
 
-    table, unstable = "at equal cost (Holm's correction", "GAM can become unstable for large T: run at smaller scale"
+    table, unstable = "(simultaneous", "GAM can become unstable for large T: it holds (n = 2); at 1/5"
     assert table in shown("extra/equal-cost", "small") and table not in shown("extra/equal-cost", "full")
     assert "All methods at equal cost: CNN-5 on CIFAR-10: not run at full scale" in shown("extra/equal-cost", "full")
     assert unstable in shown("s0/fig6", "small") and unstable not in shown("s0/fig6", "full")

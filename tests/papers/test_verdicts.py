@@ -82,10 +82,12 @@ def columns(row: str, *accuracies: float, only: tuple[str, ...] = COLUMNS) -> di
 
 
 def test_words_in_short_and_in_full():
-    found = Finding(False, "λ falls in 1 of 2; a; b", 3, part="λ falls in 1 of 2")
-    assert found.short("not reproduced") == "not reproduced (n = 3): λ falls in 1 of 2"
-    assert found.words("not reproduced") == "not reproduced (n = 3). λ falls in 1 of 2; a; b"  # λ is not made Λ
-    assert Finding(True, "falls", 3).words("reproduced") == "reproduced (n = 3). Falls"
+    """Direction, evidence and scale are said apart, each once."""
+    found = Finding(False, "λ falls; a; b", 3, part="in the paper's direction in 1 of 2", at="at full scale")
+    assert found.short("not reproduced") == "in the paper's direction in 1 of 2; at full scale"
+    assert found.words("not reproduced").endswith("at full scale. λ falls; a; b")  # λ is not made Λ
+    assert Finding(True, "falls", 3, at="at full scale").words("reproduced") == "it holds (n = 3); at full scale. Falls"
+    assert Finding(None).words("not run") == "not run"
 
 
 def test_order_by_column(tmp_path):
@@ -98,12 +100,13 @@ def test_order_by_column(tmp_path):
         3,
         3,
     )  # five columns of eight
-    assert found.said.startswith(
-        "significant in 5 of 5, in this direction in 5, 3 not run; mnist/mlp-3: +3.1 points (+2.85 to +3.35, n = 3);"
+    assert found.short(verdict) == (
+        "in the paper's direction in 5 of 5 comparisons; beyond doubt in 5 (n = 3); 3 not run; at full scale"
     )
+    assert found.said.startswith("mnist/mlp-3: +3.1 points (+2.9 to +3.3, n = 3);")
     verdict, found = trend("sam-above-sgd", results)  # the same mean
-    assert verdict == "not reproduced" and found.said.startswith(
-        "significant in 0 of 5, in this direction in 0, 3 not run"
+    assert verdict == "not reproduced" and found.part.startswith(
+        "in the paper's direction in 0 of 5 comparisons; beyond doubt in none (n = 3); 3 not run"
     )
     assert trend("crsam-wins-cnns", results)[0] == "not run"
 
@@ -116,7 +119,9 @@ def test_what_survived_of_a_cell_does_not_win_for_it(tmp_path):
     write_record(record(TABLE, "cifar10/cnn-5/crsam", 3, 0.1, status="diverged"), tmp_path / "runs")
     collect(tmp_path / "runs", find(TABLE), "full", tmp_path / "results")
     _, found = trend("crsam-wins-cnns", Results.read(tmp_path / "results"))
-    assert not found.holds and found.said.startswith("significant in 1 of 2, in this direction in 2")
+    assert not found.holds and found.part.startswith(
+        "in the paper's direction in 2 of 2 comparisons; beyond doubt in 1"
+    )
     assert "cifar10/cnn-5: +3.1 points (+2.85 to +3.35, n = 3), 1 diverged" in found.said
 
 
@@ -141,7 +146,9 @@ def test_one_pair_of_several_does_not_speak_for_all(tmp_path):
     only = ("cifar10/cnn-5",)
     cells = columns("crsam", 0.76, 0.771, 0.782, only=only) | columns("gam", 0.73, 0.74, 0.75, only=only)
     verdict, found = trend("crsam-wins-cnns", kept(tmp_path, TABLE, cells))
-    assert found.short(verdict).endswith("significant in 1 of 1, in this direction in 1, 3 not run")
+    assert found.short(verdict).startswith(
+        "in the paper's direction in 1 of 1 comparisons; beyond doubt in 1 (n = 3); 3 not"
+    )
 
 
 def test_crsam_on_cnns(tmp_path):
@@ -149,7 +156,9 @@ def test_crsam_on_cnns(tmp_path):
     cells = columns("crsam", 0.76, 0.771, 0.782, only=only) | columns("gam", 0.73, 0.74, 0.75, only=only)
     verdict, found = trend("crsam-wins-cnns", kept(tmp_path, TABLE, cells))
     assert verdict == "run at smaller scale" and found.holds and found.missing == 2
-    assert found.short(verdict).endswith("significant in 2 of 2, in this direction in 2, 2 not run")
+    assert found.short(verdict).startswith(
+        "in the paper's direction in 2 of 2 comparisons; beyond doubt in 2 (n = 3); 2 not"
+    )
     rest = tuple(column.replace("cifar10", "svhn") for column in only)
     cells |= columns("crsam", 0.86, 0.871, 0.882, only=rest) | columns("gam", 0.83, 0.84, 0.85, only=rest)
     assert trend("crsam-wins-cnns", kept(tmp_path, TABLE, cells))[0] == "reproduced"
@@ -161,7 +170,17 @@ def test_crsam_on_cnns(tmp_path):
 
 def test_words_at_small_scale_say_so(tmp_path):
     cells = columns("gam", 0.73, 0.741, 0.752) | columns("sgd", 0.70, 0.71, 0.72)
-    assert trend("gam-above-sgd", kept(tmp_path, TABLE, cells, scale="small"))[0] == "run at smaller scale"
+    verdict, found = trend("gam-above-sgd", kept(tmp_path, TABLE, cells, scale="small"))
+    assert verdict == "run at smaller scale" and found.short(verdict).endswith(
+        "at 1/5 of the paper's length on 20 % of the data"
+    )
+
+
+def test_the_paper_s_direction_everywhere_and_doubt_is_not_called_a_failure(tmp_path):
+    cells = columns("gam", 0.71, 0.76, 0.75) | columns("sgd", 0.70, 0.71, 0.77)
+    verdict, found = trend("gam-above-sgd", kept(tmp_path, TABLE, cells))
+    assert verdict == "in the paper's direction, not beyond doubt" and not found.holds
+    assert found.part.startswith("in the paper's direction in 5 of 5 comparisons; beyond doubt in none (n = 3)")
 
 
 def test_learned_transformation_by_hand(tmp_path):
@@ -186,7 +205,7 @@ def test_periodic_updates(tmp_path):
     verdict, found = trend("periodic", Results.read(tmp_path / "results"))
     assert verdict == "reproduced"
     assert found.said.startswith(
-        "80 % of the gain over SGD kept, at 3.00x SGD's time against 4.00x; significant in 2 of 2"
+        "80 % of the gain over SGD kept, at 3.00x SGD's time against 4.00x; above SAM 0.01: +3.1"
     )
 
 

@@ -1,21 +1,23 @@
 """What a paper claims, and whether our runs agree.
 
 A `Claim` is one number of a paper with its cell. A `Trend` is a statement of the paper in words, with a function that
-checks it against results. There are four verdicts: reproduced, not reproduced, run at smaller scale, not run.
+checks it against results. What is said of a statement keeps three things apart: the direction (in how many columns our
+results point the paper's way), the evidence (in how many beyond doubt, and with which n) and the scale of our runs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..lab.statistics import FEWEST, Difference, Mean, holm, mean_of, paired
+from ..lab.statistics import FEWEST, Difference, Mean, judged, mean_of, paired
 from .experiment import Experiment
 from .store import Results
 
 REPRODUCED, NOT_REPRODUCED, SMALLER, NOT_RUN = "reproduced", "not reproduced", "run at smaller scale", "not run"
+OPEN = "in the paper's direction, not beyond doubt"  # only of statements
 NEAR = 2.0  # two numbers count as the same within this many combined standard errors
 
 
@@ -80,24 +82,22 @@ class Finding:
     n: int = 0
     scale: str = "full"
     missing: int = 0  # comparisons that the trend is about and that were not run
-    part: str = ""  # in how many of the comparisons it holds
+    part: str = ""  # direction and evidence, in columns
+    towards: bool = False  # every column that was run points in the paper's direction
+    at: str = ""  # the scale in words
 
     def short(self, verdict: str) -> str:
-        """The verdict with n and, for a statement about several columns, in how many it holds."""
-        return f"{self._verdict(verdict)}: {self.part}" if self.part else self._verdict(verdict)
-
-    def _verdict(self, verdict: str) -> str:
-        """With n; at smaller scale, also whether the trend holds there."""
+        """Direction, evidence with n, and scale."""
         if self.holds is None:
             return verdict
-        shown = (": it holds there" if self.holds else ": it does not hold there") if verdict == SMALLER else ""
-        return f"{verdict}{shown} (n = {self.n})"
+        seen = self.part or f"{'it holds' if self.holds else 'it does not hold'} (n = {self.n})"
+        return "; ".join(filter(None, (seen, self.at)))
 
     def words(self, verdict: str) -> str:
-        """The verdict with the numbers behind it."""
+        """The same with the numbers behind it."""
         first = self.said[:1]
         said = (first.upper() if first.isascii() else first) + self.said[1:]  # a Greek letter keeps its case
-        return f"{self._verdict(verdict)}. {said}" if said else self._verdict(verdict)
+        return f"{self.short(verdict)}. {said}" if said else self.short(verdict)
 
 
 NOTHING = Finding(None)
@@ -118,9 +118,22 @@ class Trend:
         found = self.check(experiment, results)
         if found.holds is None:
             return NOT_RUN, found
+        found = replace(found, at=_scale(experiment, found))
         if found.scale != "full" or experiment.stands_in or found.n < FEWEST or (found.holds and found.missing):
             return SMALLER, found  # one column where it holds is not every column
-        return (REPRODUCED if found.holds else NOT_REPRODUCED), found
+        return (REPRODUCED if found.holds else OPEN if found.towards else NOT_REPRODUCED), found
+
+
+def _scale(experiment: Experiment, found: Finding) -> str:
+    """The scale of our runs in words."""
+    if found.scale == "full":
+        said = "at full scale"
+    else:
+        part = "" if experiment.share == 1 else f" on {100 * experiment.share:g} % of the data"
+        said = (
+            f"at 1/{experiment.shorter} of the paper's length" if experiment.shorter > 1 else "at small scale"
+        ) + part
+    return f"{said}, in place of the paper's problem" if experiment.stands_in else said
 
 
 @dataclass(frozen=True)
@@ -134,10 +147,10 @@ class Contest:
 
 
 def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bool = True, allow: int = 0) -> Any:
-    """A check that compares pairs of cells seed by seed, with Holm's correction over all of them.
+    """A check that compares pairs of cells seed by seed, with simultaneous 95 % intervals for all of them.
 
-    The trend holds if every pair that was run, except at most `allow`, differs significantly (adjusted p < 0.05) in the
-    direction that the paper states.
+    The trend holds if for every pair that was run, except at most `allow`, the interval is beyond zero in the direction
+    that the paper states.
     """
     listed = list(pairs)
 
@@ -155,20 +168,22 @@ def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bo
 
     def weigh(found: list[tuple[Contest, Difference, int]], scale: str) -> Finding:
         """A cell with diverged runs does not count as better: only the runs that survived could be compared."""
-        adjusted = holm([d.p for _, d, _ in found])
-        sure = [d.mean.value > 0 and p < 0.05 and d.n >= FEWEST for (_, d, _), p in zip(found, adjusted, strict=True)]
-        held = sum(one and not lost for one, (_, _, lost) in zip(sure, found, strict=True))
+        found = [(c, d, lost) for (c, _, lost), d in zip(found, judged([d for _, d, _ in found]), strict=True)]
+        held = sum(d.verdict == "better" and not lost for _, d, lost in found)
         lines = [
             f"{c.where or c.better}: {interval_text(d.mean, metric, larger)}" + (f", {lost} diverged" if lost else "")
             for c, d, lost in found
         ]
         missing = sum(not c.stands_in for c in listed) - sum(not c.stands_in for c, *_ in found)
-        rest = f", {missing} not run" if missing else ""
         same = sum(d.mean.value > 0 for _, d, _ in found)
-        said = f"significant in {held} of {len(found)}, in this direction in {same}{rest}"
-        holds = held >= len(found) - allow and held > 0
-        part = said if len(listed) > 1 else ""
-        return Finding(holds, f"{said}; {'; '.join(lines)}", min(d.n for _, d, _ in found), scale, missing, part)
+        n, total = min(d.n for _, d, _ in found), len(found)
+        columns = f"in {same} of {total} comparisons" if len(listed) > 1 else "" if same else "not "
+        way = f"in the paper's direction {columns}" if len(listed) > 1 else f"{columns}in the paper's direction"
+        doubt = f"in {held or 'none'}" if len(listed) > 1 else "" if held else "not "
+        sure = f"beyond doubt {doubt}" if len(listed) > 1 else f"{doubt}beyond doubt"
+        part = f"{way}; {sure} (n = {n})" + (f"; {missing} not run" if missing else "")
+        holds = held >= total - allow and held > 0
+        return Finding(holds, "; ".join(lines), n, scale, missing, part, same == total)
 
     return check
 

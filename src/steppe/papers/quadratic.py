@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..engine.random_vectors import Draws
-from ..method import HVP, Context, Look, Seen
+from ..method import HVP, Context, Look, Seen, one_by_one
 from ..methods.gam import GAM
 from ..vector import Vector
 
@@ -69,7 +69,7 @@ def learn(problem: Quadratics, method: GAM, iterations: Iterable[int]) -> Tensor
                 return Seen(Vector([true * w], space))
             return Seen(Vector([observed * (w if ask.offset is None else w + ask.offset.tensors[0])], space))
 
-        looks = method.looks(ctx)
+        looks = one_by_one(method.looks(ctx))
         ask = next(looks)
         while ask is not None:
             try:

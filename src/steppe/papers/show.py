@@ -151,7 +151,8 @@ def print_experiment(experiment: Experiment, results: Results, scale: str | None
     if shown:
         console.print(table)
     if against := fair(experiment, results, scale):
-        equal = Table(*against[0], title="at equal cost (Holm's correction over the methods)", title_justify="left")
+        title = "against the best base at no more cost (simultaneous intervals)"
+        equal = Table(*against[0], title=title, title_justify="left")
         for row in against[1:]:
             equal.add_row(*row)
         console.print(equal)
@@ -268,7 +269,7 @@ def _minutes(seconds: float) -> str:
 
 
 def fair(experiment: Experiment, results: Results, scale: str | None = None) -> list[tuple[str, ...]]:
-    """Every method against the base that was trained as long as the method costs, and its curvature."""
+    """Every method against the best base at no more than its cost, and its curvature."""
     scale = scale or results.scale_of(experiment)
     if not scale or not any(cell.role == "equal-cost" for cell in experiment.cells):
         return []
@@ -280,7 +281,18 @@ def fair(experiment: Experiment, results: Results, scale: str | None = None) -> 
     if not records:
         return []
     measures = {"λ_max": "top", "trace": "trace", "sharpness": "sharpness"}
-    table = [("method", "n", "test accuracy, %", "gradients", "seconds", "minus the base at equal cost", "", *measures)]
+    table = [
+        (
+            "method",
+            "n",
+            "test accuracy, %",
+            "gradients",
+            "seconds",
+            "minus the best base at no more cost",
+            "",
+            *measures,
+        )
+    ]
     for row in summarise(records):
         equal = row.equal_cost
         apart = "" if equal is None else f"{interval_text(equal.mean, 'test_accuracy')} against {equal.against}"

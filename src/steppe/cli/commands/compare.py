@@ -35,7 +35,7 @@ def command(
     minutes on two cores. Runs that are done already are not repeated.
     """
     from ...lab.recipe.method_text import split_methods
-    from ...lab.report import table
+    from ...lab.report import headline, table
     from ...lab.runner.comparison import DEFAULT_METHODS, notes, plan
     from ..progress import other_measures
 
@@ -50,4 +50,4 @@ def command(
         say(note)
     with resumable():
         records = train_all(planned, where, how_many_jobs(jobs, where.device))
-        report_runs(records, out / "report.html", table(records), other_measures(records))
+        report_runs(records, out / "report.html", headline(records), table(records), other_measures(records))

@@ -18,7 +18,7 @@ def command(
 ) -> None:
     """Make table and page of finished runs again."""
     from ...lab.records import read_records
-    from ...lab.report import table
+    from ...lab.report import headline, table
     from ..progress import other_measures
 
     records = read_records(runs)
@@ -29,7 +29,8 @@ def command(
     if page.is_dir():
         raise UserError(f"--out {page} is a folder: name the page")
     _check_metric(records, metric)
-    report_runs(records, page, table(records, metric=metric), other_measures(records), metric=metric)
+    said = headline(records, metric), table(records, metric)
+    report_runs(records, page, *said, other_measures(records), metric=metric)
 
 
 def _check_metric(records: list[Any], metric: str) -> None:

@@ -52,9 +52,14 @@ def curvature(index: int, rows: Sequence[Row]) -> Markup | None:
     measured = [row for row in rows if any(record.get("curvature") for record in row.group.done)]
     if not measured:
         return None
-    names = [n for n in ("top", "trace", "sharpness") if any(row.group.mean(n) for row in measured)]
+    names = [n for n in ("train_loss", "top", "trace", "sharpness") if any(row.group.mean(n) for row in measured)]
     radius = _radius(measured)
-    titles = {"top": "largest eigenvalue", "trace": "trace", "sharpness": f"sharpness{radius}"}
+    titles = {
+        "train_loss": "training loss",
+        "top": "largest eigenvalue",
+        "trace": "trace",
+        "sharpness": f"sharpness{radius}",
+    }
     parts: list[Any] = [tag("h3", "Curvature at the end of training", id=f"flat-{index}")]
     if names:
         head = [sorting_head("method", "text"), *(sorting_head(titles[name], "number") for name in names)]
@@ -63,7 +68,11 @@ def curvature(index: int, rows: Sequence[Row]) -> Markup | None:
             means = [row.group.mean(name) for name in names]
             cells = [cell(formatting.mean(one), one and one.value) for one in means]
             body.append(tag("tr", row_name(row), *cells, class_=row.role))
-        caption = "Hessian of the training loss: mean ± standard error over seeds. Smaller is flatter."
+        caption = (
+            "Hessian of the training loss: mean ± standard error over seeds. Smaller is flatter where training losses "
+            "are alike. Flat alone is not good: a net that fits the training data with certainty has a small Hessian "
+            "whatever it does on test data, so compare curvature only between rows with similar training loss."
+        )
         table = tag(
             "table",
             tag("caption", tag("span", caption)),

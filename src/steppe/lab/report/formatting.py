@@ -29,6 +29,16 @@ def is_share(metric: str) -> bool:
     return metric.endswith("accuracy")
 
 
+def other(metric: str) -> str:
+    """What is shown beside a metric: the loss beside an accuracy, else the accuracy."""
+    return "test_loss" if metric == "test_accuracy" else "test_accuracy"
+
+
+def unit(metric: str) -> str:
+    """The unit of a column."""
+    return "%" if is_share(metric) else ""
+
+
 def value(number: float | None, metric: str = "") -> str:
     """A number: a proportion in percent with two decimals, any other number with four significant figures."""
     if number is None:
@@ -108,20 +118,28 @@ def runs(row: Row) -> str:
     return ", ".join(said) or "n = 0"
 
 
+def verdict_of(one: Difference) -> str:
+    """The verdict on a difference; where it is not settled, with the number of seeds that would tell."""
+    if not one.verdict.startswith("probably"):
+        return one.verdict
+    return f"{one.verdict}; {f'about {one.needed}' if one.needed else 'many more'} seeds would tell"
+
+
 def verdict(row: Row) -> str:
     """The verdict of a row; with diverged runs, their number and the verdict on the others."""
     if row.diverged and row.n:
         total = row.n + row.diverged
-        rest = f"; the others: {row.difference.verdict}" if row.difference else ""
+        rest = f"; the others: {verdict_of(row.difference)}" if row.difference else ""
         return f"{row.diverged} of {total} diverged{rest}"
-    return row.verdict
+    return verdict_of(row.difference) if row.difference and row.verdict == row.difference.verdict else row.verdict
 
 
 def equal_cost_verdict(row: Row) -> str:
-    """The verdict against the base trained longer."""
+    """The verdict against the best base at no more cost, and which that was."""
     if row.equal_cost is None:
         return "–"
-    return f"the others: {row.equal_cost.verdict}" if row.diverged else row.equal_cost.verdict
+    said = verdict_of(row.equal_cost)
+    return f"the others: {said}" if row.diverged else said
 
 
 def base_sentence(row: Row, metric: str) -> str:
@@ -158,7 +176,8 @@ def pieces(row: Row, metric: str) -> list[tuple[str, str]]:
         said += _because(row.difference)
     if row.equal_cost is not None:
         others = "the others: " if row.diverged else ""
-        said += [(f". At equal cost {others}{difference(row.equal_cost, metric)}: ", ""), *_because(row.equal_cost)]
+        rival = f"Against the best base at no more cost, {row.equal_cost.against}, "
+        said += [(f". {rival}{others}{difference(row.equal_cost, metric)}: ", ""), *_because(row.equal_cost)]
     elif row.role == "method" and row.cost is not None and row.cost > 1 + EQUAL:
         said.append((". Not compared at equal cost", ""))
     return [*said, (".", "")]
@@ -170,10 +189,5 @@ def _gain(one: Difference, metric: str, unit: str) -> str:
 
 
 def _because(one: Difference) -> list[tuple[str, str]]:
-    mean, more = one.mean, ""
-    outside = mean.low is not None and mean.high is not None and mean.low * mean.high > 0
-    if mean.error == 0 and mean.n > 1:
-        more = ", the same in every seed"
-    elif outside and one.verdict == "no difference seen":
-        more = f", after correction for {one.family} comparisons"
-    return [(one.verdict, one.verdict), (f" (n = {one.n}{more})", "")]
+    more = ", the same in every seed" if one.mean.low is None and one.mean.error == 0 and one.n > 1 else ""
+    return [(verdict_of(one), one.verdict), (f" (n = {one.n}{more})", "")]

@@ -17,19 +17,21 @@ def results(index: int, rows: Sequence[Row], metric: str) -> Markup:
     head = [
         sorting_head("method", "text"),
         sorting_head(formatting.name_of(metric), "number", percent),
+        sorting_head(formatting.name_of(formatting.other(metric)), "number", formatting.unit(formatting.other(metric))),
         sorting_head("runs", "number"),
         sorting_head("gradients", "number", "× base"),
         sorting_head("time", "number", "× base"),
         sorting_head("difference to base", "number difference", points),
         sorting_head("verdict", "text"),
-        sorting_head("at equal cost", "number difference", points),
+        sorting_head("best base at no more cost", "number difference", points),
     ]
     scale = scale_of([row.difference for row in rows] + [row.equal_cost for row in rows])
     body = [_result(row, metric, scale) for row in rows]
     caption = (
         f"{capitalised(formatting.name_of(metric))}: mean ± standard error over seeds. Differences are paired by seed, "
-        "with 95 % t intervals. Verdicts are based on p values after Holm’s correction. “At equal cost” compares with "
-        "the base trained for the same number of gradient evaluations. Click a header to sort."
+        "with intervals that hold together with 95 %. The best base at no more cost is the base trained up to as long "
+        "as the method costs, or stopped early; for each seed it is the one that is best on the other seeds. Click a "
+        "header to sort."
     )
     made = tag(
         "table",
@@ -68,6 +70,7 @@ def _result(row: Row, metric: str, scale: Scale) -> Markup:
         "tr",
         row_name(row),
         cell(formatting.mean(row.mean, metric), row.mean and row.mean.value),
+        _other(row, formatting.other(metric)),
         tag("td", *_runs(row), class_="number", data_value=row.n),
         cell(formatting.times(row.cost), row.gradients, formatting.count(row.gradients)),
         cell(formatting.times(row.time), seconds, formatting.duration(seconds)),
@@ -76,6 +79,12 @@ def _result(row: Row, metric: str, scale: Scale) -> Markup:
         _difference(equal, metric, scale, formatting.equal_cost_verdict(row)),
         class_=row.role,
     )
+
+
+def _other(row: Row, metric: str) -> Markup:
+    """The other of accuracy and loss: they need not agree."""
+    mean = row.group.mean(metric)
+    return cell(formatting.mean(mean, metric), mean and mean.value)
 
 
 def _verdict(row: Row) -> Markup:
@@ -98,8 +107,9 @@ def _difference(one: Any, metric: str, scale: Scale, said: str = "") -> Markup:
     if one is None:
         return tag("td", "–", class_="number difference", data_value="")
     verdict = tag("span", f"{said}, n = {one.n}", class_=f"verdict {css_class(said)}") if said else None
+    rival = tag("span", f"against {one.against}", class_="p") if said else None
     number = tag("span", formatting.difference(one, metric), class_="numbers")
-    return tag("td", forest(one, scale), number, verdict, class_="number difference", data_value=one.mean.value)
+    return tag("td", forest(one, scale), number, verdict, rival, class_="number difference", data_value=one.mean.value)
 
 
 def _p(one: Any) -> Markup | None:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from ..records import seed_of
-from ..statistics import FEWEST, Row
-from . import formatting
+from ..statistics import FEWEST, POOLED, Row
+from . import conclusion, formatting
 from .html import Markup, join, tag
 from .results_table import capitalised, css_class
 
@@ -32,10 +32,11 @@ def header(said: str, problems: Sequence[Sequence[Row]], metric: str) -> Markup:
     """The title and the results in sentences; with several problems, an overview with links."""
     if not problems:
         return tag("header", tag("h1", said), tag("p", "There are no runs to show.", class_="lead"))
+    lead = tag("p", unbroken(capitalised(conclusion.conclusion(problems, metric))), class_="conclusion")
     if len(problems) == 1:
-        below = join(tag("p", setting(problems[0]), class_="problem"), answers(problems[0], metric))
+        below = join(tag("p", setting(problems[0]), class_="problem"), lead, answers(problems[0], metric))
     else:
-        below = overview(problems, metric)
+        below = join(lead, overview(problems, metric))
     return tag("header", tag("h1", said), below)
 
 
@@ -92,7 +93,7 @@ def answers(rows: Sequence[Row], metric: str) -> Markup:
         items.append(tag("li", tag("b", row.label), " ", *said, class_=css_class(row.verdict)))
     if len(methods) > ANSWERS:
         items.append(tag("li", f"and {len(methods) - ANSWERS} more in the table.", class_="more"))
-    return join(tag("ul", *items, class_="answers"), _caution(rows))
+    return join(tag("ul", *items, class_="answers"), _caution(rows, metric))
 
 
 def unbroken(text: str) -> str:
@@ -100,22 +101,8 @@ def unbroken(text: str) -> str:
     return re.sub(r"\[[^\]]*\]|n = \d+|\S+ (points|seconds|%)", lambda found: found[0].replace(" ", "\u00a0"), text)
 
 
-def _caution(rows: Sequence[Row]) -> Markup | None:
-    """Warnings: too few seeds, diverged runs, unfinished runs, no base."""
-    said = []
-    most = max((row.n for row in rows), default=0)
-    if 0 < most < FEWEST:
-        seeds = "One seed" if most == 1 else f"{most} seeds"
-        intervals = "there are no intervals and " if most == 1 else ""
-        said.append(f"{seeds}: {intervals}n is too small to tell methods apart. Run at least {FEWEST} seeds.")
-    runs, lost = sum(len(row.group.records) for row in rows), sum(row.diverged for row in rows)
-    if lost:
-        rest = "There is nothing to compare" if lost == runs else "Means are over the other runs"
-        said.append(f"{lost} of {runs} runs diverged. {rest}; the reasons are below the table.")
-    if waiting := sum(row.unfinished for row in rows):
-        said.append(f"{waiting} {'run is' if waiting == 1 else 'runs are'} not finished and not included.")
-    if rows and not any(row.role == "base" for row in rows):
-        said.append("No base was run, so there is nothing to compare with.")
+def _caution(rows: Sequence[Row], metric: str) -> Markup | None:
+    said = conclusion.warnings(rows, metric)
     return tag("ul", *(tag("li", one) for one in said), class_="caution") if said else None
 
 
@@ -137,8 +124,10 @@ def footer(rows: Sequence[Row], command: str, metric: str) -> Markup:
     note = (
         f"Seeds: {', '.join(seeds) or 'none'}. A seed determines the initial weights, the batches and their "
         "augmentation, for all methods in the same way. Therefore differences are taken within a seed. “No difference "
-        "seen” does not mean that two methods are equal: the interval shows how large the difference may be. With "
-        f"fewer than {FEWEST} pairs there is no verdict. Verdicts are corrected for the number of comparisons, "
-        "intervals are not."
+        "seen” does not mean that two methods are equal: the interval shows how large the difference may be. All "
+        "intervals of a table are simultaneous: together they contain the true differences with probability 95 %. A "
+        "method is called better or worse exactly if its interval leaves out zero. “Probably” means that this "
+        f"comparison alone would be clear, but not among all those of the table. With fewer than {FEWEST} pairs there "
+        f"is no verdict. With up to {POOLED} seeds the rows share one variance where their variances agree."
     )
     return tag("footer", again, tag("h2", "How to read this page"), tag("p", note))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..statistics import Difference, summarise
-from . import formatting
+from . import conclusion, formatting
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 NOTE = (
-    "mean ± standard error over seeds; differences paired by seed with 95 % t intervals; "
-    "verdicts after Holm's correction"
+    "mean ± standard error over seeds; differences paired by seed; all intervals of a problem hold together with 95 %. "
+    "Best base: trained up to as long as the method costs, or stopped early; for each seed chosen by the other seeds"
 )
 STYLES = {"better": "green", "worse": "red", "all diverged": "red", "some diverged": "yellow", "base": "dim"}
 
@@ -29,7 +29,6 @@ def table(records: Iterable[Any], metric: str = "test_accuracy", base: str | Non
     from rich.text import Text
 
     rows = summarise(records, metric, base)
-    unit = "%, " if formatting.is_share(metric) else ""
 
     class Folding(Table):
         """Labels are folded first; if that is not enough, all columns are, so that nothing is cut off."""
@@ -46,11 +45,13 @@ def table(records: Iterable[Any], metric: str = "test_accuracy", base: str | Non
     made = Folding(
         box=SIMPLE_HEAD, caption=NOTE, caption_justify="left", title_justify="left", padding=0, show_edge=False
     )
-    made.add_column("method", overflow="fold")
-    made.add_column(f"{formatting.name_of(metric)}\n{unit}runs", justify="right", overflow="fold", no_wrap=True)
+    other = formatting.other(metric)
+    made.add_column("method\nruns", overflow="fold")
+    heads = "\n".join(formatting.name_of(m) + (", %" if formatting.is_share(m) else "") for m in (metric, other))
+    made.add_column(heads, justify="right", overflow="fold", no_wrap=True)
     made.add_column("gradients\ntime", justify="right", overflow="fold", no_wrap=True)
     made.add_column("against base\nverdict", overflow="fold", no_wrap=True)
-    made.add_column("at equal cost\nverdict", overflow="fold", no_wrap=True)
+    made.add_column("against best base\nat no more cost", overflow="fold", no_wrap=True)
     problems = list(dict.fromkeys(row.problem for row in rows))
     if len(problems) == 1:
         made.title = escape(problems[0])
@@ -59,8 +60,8 @@ def table(records: Iterable[Any], metric: str = "test_accuracy", base: str | Non
             made.add_row(Text(problem, style="bold"))
         for row in (row for row in rows if row.problem == problem):
             made.add_row(
-                Text(row.label),
-                f"{formatting.mean(row.mean, metric)}\n{formatting.runs(row)}",
+                Text(f"{row.label}\n{formatting.runs(row)}"),
+                f"{formatting.mean(row.mean, metric)}\n{formatting.mean(row.group.mean(other), other)}",
                 f"{formatting.times(row.cost)}\n{formatting.times(row.time)}",
                 _comparison(row.difference, formatting.verdict(row), metric, STYLES.get(row.verdict, "")),
                 _comparison(row.equal_cost, formatting.equal_cost_verdict(row), metric),
@@ -72,9 +73,23 @@ def table(records: Iterable[Any], metric: str = "test_accuracy", base: str | Non
     return made
 
 
+def headline(records: Iterable[Any], metric: str = "test_accuracy", base: str | None = None) -> Text:
+    """The conclusion in a sentence, and what a reader must know before believing it."""
+    from rich.text import Text
+
+    rows = summarise(records, metric, base)
+    problems = [[r for r in rows if r.problem == name] for name in dict.fromkeys(row.problem for row in rows)]
+    said = conclusion.conclusion(problems, metric) if problems else "There are no runs."
+    made = Text(said[:1].upper() + said[1:], style="bold")
+    for one in dict.fromkeys(line for problem in problems for line in conclusion.warnings(problem, metric)):
+        made.append(f"\n{one}", style="not bold yellow")
+    return made
+
+
 def _comparison(one: Difference | None, verdict: str, metric: str, style: str = "") -> Text:
     """The difference, with the verdict below it."""
     from rich.text import Text
 
     said = verdict if one is None else f"{formatting.difference(one, metric)}\n{verdict}"
+    said = said.replace("; about", ";\nabout").replace("; many", ";\nmany")  # in a narrow column
     return Text(said, style=style or STYLES.get(verdict, ""))

@@ -1,0 +1,130 @@
+"""What a comparison says in one sentence, and what a reader must know before believing it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..records import number
+from ..statistics import FEWEST, Difference, Row
+from . import formatting
+
+SMALL_TEST = 2000  # test examples below which the size of one example is worth saying
+FALLING = 0.05  # relative fall of the test loss in the last quarter of training that is worth saying
+
+
+def conclusion(problems: Sequence[Sequence[Row]], metric: str) -> str:
+    """One sentence for one problem; with several, one for each."""
+    if len(problems) == 1:
+        return _sentence(problems[0], metric)
+    return " ".join(f"On {rows[0].problem}: {_sentence(rows, metric)}" for rows in problems)
+
+
+def _sentence(rows: Sequence[Row], metric: str) -> str:
+    base = next((row for row in rows if row.role == "base"), None)
+    judged = [r for r in rows if r.role == "method" and r.difference and not r.diverged and r.difference.n >= FEWEST]
+    if base is None or not any(row.role == "method" for row in rows):
+        return "there is nothing to compare." if base is None else "only the base was run."
+    if not judged:
+        return f"nothing can be said: fewer than {FEWEST} seeds, or every method diverged."
+    worth = _best([r for r in judged if r.equal_cost and r.equal_cost.verdict == "better"], metric, "equal_cost")
+    better = _best([r for r in judged if r.difference and r.difference.verdict == "better"], metric)
+    likely = _best([r for r in judged if r.difference and r.difference.verdict == "probably better"], metric)
+    if worth:
+        first, *others = worth
+        equal = first.equal_cost
+        assert equal is not None
+        gain = f"{_gain(equal, metric)} over the best base at no more cost ({equal.against})"
+        also = f"; also worth it: {', '.join(row.label for row in others)}" if others else ""
+        said = f"{first.label} is worth its cost: {gain}, n = {equal.n}{also}"
+    elif better:
+        said = f"{better[0].label} is better than {base.label}: {_gain(better[0].difference, metric)}"
+        said += f", n = {better[0].n}; {_not_worth(better[0], metric)}"
+    elif likely:
+        one = likely[0].difference
+        assert one is not None
+        needed = formatting.verdict_of(one).partition("; ")[2]
+        said = f"{likely[0].label} is probably better than {base.label}: {_gain(one, metric)}; {needed}"
+    elif all(r.difference and r.difference.verdict == "worse" for r in judged):
+        return f"every method is worse than {base.label} (n = {base.n})."
+    else:
+        largest = max(judged, key=lambda r: abs(r.difference.mean.value) if r.difference else 0.0)
+        said = f"no method is told apart from {base.label}; the largest difference is {largest.label}'s, "
+        said += f"{_gain(largest.difference, metric)}, n = {largest.n}"
+    worse = [r.label for r in judged if r.difference and r.difference.verdict == "worse"]
+    return said + (f"; worse than {base.label}: {', '.join(worse)}" if worse else "") + "."
+
+
+def _best(rows: list[Row], metric: str, kind: str = "difference") -> list[Row]:
+    sign = 1 if formatting.is_share(metric) else -1
+    return sorted(rows, key=lambda row: -sign * getattr(row, kind).mean.value)
+
+
+def _gain(one: Difference | None, metric: str) -> str:
+    if one is None:
+        return "–"
+    mean = one.mean
+    unit = "points " if formatting.is_share(metric) else ""
+    bounds = formatting.interval(mean, metric, signed=True)
+    return f"{formatting.signed_value(mean.value, metric)} {unit}{bounds}".strip()
+
+
+def _not_worth(row: Row, metric: str) -> str:
+    if row.equal_cost is None:
+        return "it was not compared at equal cost"
+    return f"against the best base at no more cost ({row.equal_cost.against}) {_gain(row.equal_cost, metric)}: " + (
+        formatting.verdict_of(row.equal_cost)
+    )
+
+
+def warnings(rows: Sequence[Row], metric: str) -> list[str]:
+    """Too few seeds, diverged and unfinished runs, no base, a small test set, training that is too short."""
+    said = []
+    most = max((row.n for row in rows), default=0)
+    if 0 < most < FEWEST:
+        seeds = "One seed" if most == 1 else f"{most} seeds"
+        intervals = "there are no intervals and " if most == 1 else ""
+        said.append(f"{seeds}: {intervals}n is too small to tell methods apart. Run at least {FEWEST} seeds.")
+    runs, lost = sum(len(row.group.records) for row in rows), sum(row.diverged for row in rows)
+    if lost:
+        rest = "There is nothing to compare" if lost == runs else "Means are over the other runs"
+        said.append(f"{lost} of {runs} runs diverged. {rest}; the reasons are below the table.")
+    if waiting := sum(row.unfinished for row in rows):
+        said.append(f"{waiting} {'run is' if waiting == 1 else 'runs are'} not finished and not included.")
+    if rows and not any(row.role == "base" for row in rows):
+        said.append("No base was run, so there is nothing to compare with.")
+    return [*said, *_too_short(rows, metric), *_small_test(rows, metric)]
+
+
+def _small_test(rows: Sequence[Row], metric: str) -> list[str]:
+    sizes = [n for row in rows for r in row.group.done if (n := number(r.get("test_examples")))]
+    if not sizes or min(sizes) >= SMALL_TEST or not formatting.is_share(metric):
+        return []
+    return [f"{min(sizes):.0f} test examples: one example is {100 / min(sizes):.2f} points."]
+
+
+def _too_short(rows: Sequence[Row], metric: str) -> list[str]:
+    """Whether the base still gains from more epochs, or its test loss still falls at the end."""
+    longer = [r for r in rows if r.role == "equal-cost" and r.difference and r.difference.verdict == "better"]
+    if longer and longer[0].difference:
+        gain = _gain(longer[0].difference, metric)
+        return [f"Training is too short to compare: {longer[0].label} is still better than the base, {gain}."]
+    if any(row.role == "equal-cost" for row in rows):
+        return []
+    said = []
+    for row in (row for row in rows if row.role == "base"):
+        ends = [ends for record in row.group.done if (ends := _last_quarter(record.get("epochs") or []))]
+        if ends and all(last < (1 - FALLING) * before for before, last in ends):
+            before, last = (sum(values) / len(ends) for values in zip(*ends, strict=True))
+            said.append(
+                f"Training may be too short to compare: {row.label}'s test loss still falls in the last quarter "
+                f"({before:.3g} to {last:.3g})."
+            )
+    return said
+
+
+def _last_quarter(epochs: Sequence[dict[str, object]]) -> tuple[float, float] | None:
+    """The test loss after three quarters of the epochs, and after the last."""
+    if len(epochs) < 4:
+        return None
+    before, last = (number(epochs[k].get("test_loss")) for k in (3 * len(epochs) // 4 - 1, -1))
+    return None if before is None or last is None else (before, last)

@@ -1,0 +1,197 @@
+"""Verdicts on all differences of a table together.
+
+The intervals of a table are simultaneous: with probability 95 % all of them contain their true difference (Šidák's
+inequality over the number of comparisons). A difference is called better or worse exactly if its interval leaves out
+zero. "Probably better" means: the interval that this comparison would have alone leaves out zero, that of the table
+does not.
+
+With up to `POOLED` seeds a variance from one row is a poor estimate: three seeds have two degrees of freedom. Rows then
+share one variance, with three safeguards. A row whose variance is significantly larger than that of the others, for
+example of a method that diverges, is left out and judged by its own. No row is judged by less than its own variance.
+Rows that move together do not count as independent: the degrees of freedom are Box's, ν tr(S)²/tr(S²), with S the
+covariance of the differences; for few seeds tr(S²) is partly corrected for its bias. `benchmarks/verdicts.py`
+simulates the errors of the first kind and the power.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from .means import CONFIDENCE, Mean, mean_of
+
+FEWEST = 3  # fewest pairs for a verdict
+POOLED = 6  # most seeds with which rows share a variance
+_AGREE = 0.05  # level of the F test that leaves a row out
+_MOST = 99  # a larger number of seeds that would be needed is not named
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Paired differences, this group minus another, and what they say beside the other comparisons of the table."""
+
+    against: str
+    mean: Mean  # after `judged`: with the table's error and simultaneous interval
+    p: float  # of this comparison alone
+    adjusted: float = 1.0  # p after the correction for all comparisons
+    verdict: str = ""
+    family: int = 1  # number of comparisons of the table
+    needed: int | None = None  # with "probably": about how many seeds would tell
+    by_seed: Mapping[Hashable, float] = field(default_factory=dict, repr=False)
+
+    @property
+    def n(self) -> int:
+        """The number of seeds that both groups have."""
+        return self.mean.n
+
+
+def difference_of(
+    mine: Mapping[Hashable, float], theirs: Mapping[Hashable, float], against: str, confidence: float = CONFIDENCE
+) -> Difference | None:
+    """The difference over the seeds that both have; None if there are none."""
+    by_seed = {seed: mine[seed] - theirs[seed] for seed in mine if seed in theirs}
+    if not by_seed:
+        return None
+    dust = 1e-12 * max(map(abs, [*mine.values(), *theirs.values()]))  # rounding errors count as zero
+    mean = mean_of(list(by_seed.values()), confidence)
+    if abs(mean.value) <= dust:
+        mean = replace(mean, value=0.0)
+    if mean.error is not None and mean.error <= dust:
+        mean = replace(mean, error=0.0, low=None, high=None)
+    return Difference(against, mean, p_value(mean), by_seed=by_seed)
+
+
+def p_value(mean: Mean, degrees: float | None = None) -> float:
+    """The two-sided p value of the t test that the expected value is zero.
+
+    The t test needs a spread, but accuracies on a few hundred examples are often equal. Without a spread it is the sign
+    test, whose p is 2/2ⁿ if all values have the same sign.
+    """
+    if mean.value == 0 or mean.error is None:
+        return 1.0
+    if mean.error == 0:
+        return 2.0 ** (1 - mean.n)
+    from scipy.special import stdtr  # the same numbers as scipy.stats.t, which takes a second to import
+
+    return float(2 * stdtr(mean.n - 1 if degrees is None else degrees, -abs(mean.value) / mean.error))
+
+
+def judged(differences: Sequence[Difference], larger: bool = True, confidence: float = CONFIDENCE) -> list[Difference]:
+    """The differences with simultaneous intervals and verdicts. `larger`: larger values are better.
+
+    >>> a = difference_of({0: 3.0, 1: 3.1, 2: 3.2, 3: 2.9}, {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.1}, "SGD")
+    >>> judged([a])[0].verdict
+    'better'
+    """
+    enough = [one for one in differences if one.n >= FEWEST]
+    family = len({tuple(sorted(one.by_seed.items(), key=str)) for one in enough})  # the same comparison counts once
+    shared = _shared(enough)
+    return [_judge(one, shared.get(k), family, larger, confidence) for k, one in _numbered(differences)]
+
+
+def _numbered(differences: Sequence[Difference]) -> list[tuple[int, Difference]]:
+    """Each difference with its place among those that have enough seeds; −1 for the others."""
+    found, place = [], 0
+    for one in differences:
+        found.append((place if one.n >= FEWEST else -1, one))
+        place += one.n >= FEWEST
+    return found
+
+
+def _judge(
+    one: Difference, shared: tuple[float, float] | None, family: int, larger: bool, confidence: float
+) -> Difference:
+    if one.n < FEWEST:  # one or two seeds: no interval and no verdict
+        mean = replace(one.mean, low=None, high=None)
+        return replace(one, mean=mean, adjusted=1.0, verdict="n too small to tell", family=max(family, 1))
+    error, degrees = shared or (one.mean.error, one.n - 1.0)
+    mean = replace(one.mean, error=error)
+    level = 1 - confidence ** (1 / family)
+    p = p_value(mean, degrees)
+    adjusted = 1 - (1 - p) ** family
+    if error:
+        half = _quantile(1 - level / 2, degrees) * error
+        mean = replace(mean, low=mean.value - half, high=mean.value + half)
+        sure = abs(mean.value) > half
+    else:
+        sure = adjusted < 1 - confidence
+    way = "better" if (mean.value > 0) == larger else "worse"
+    if sure:
+        said, needed = way, None
+    elif p < 1 - confidence:
+        said, needed = f"probably {way}", _needed(mean, degrees, level)
+    else:
+        said, needed = "no difference seen", None
+    return replace(one, mean=mean, p=p, adjusted=adjusted, verdict=said, family=family, needed=needed)
+
+
+def _quantile(probability: float, degrees: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, probability))
+
+
+def _needed(mean: Mean, degrees: float, level: float) -> int | None:
+    """About how many seeds would tell, if mean and spread stay what they are."""
+    spread = (mean.error or 0.0) * math.sqrt(mean.n)
+    for n in range(mean.n + 1, _MOST + 1):
+        known = degrees / (mean.n - 1) * (n - 1) if n <= POOLED else n - 1
+        if _quantile(1 - level / 2, known) * spread / math.sqrt(n) < abs(mean.value):
+            return n
+    return None
+
+
+# A variance that rows share
+
+
+def _shared(differences: Sequence[Difference]) -> dict[int, tuple[float, float]]:
+    """Standard error and degrees of freedom of the rows that share a variance, by their place."""
+    seeds = [frozenset(one.by_seed) for one in differences]
+    if not seeds:
+        return {}
+    common = max(seeds, key=seeds.count)
+    rows = [k for k, found in enumerate(seeds) if found == common]
+    n = len(common)
+    if n > POOLED or len(rows) < 3:
+        return {}
+    order = sorted(common, key=str)
+    values = {k: [differences[k].by_seed[seed] for seed in order] for k in rows}
+    agreeing = _agreeing(values, n - 1)
+    if len(agreeing) < 3:
+        return {}
+    variance, degrees = _pooled([values[k] for k in agreeing], n - 1)
+    own = {k: _covariance(values[k], values[k]) for k in agreeing}
+    return {k: (math.sqrt(max(variance, own[k]) / n), degrees) for k in agreeing} if variance > 0 else {}
+
+
+def _agreeing(values: Mapping[int, list[float]], freedom: int) -> list[int]:
+    """The rows without those whose variance is larger than the others' by an F test, the largest first."""
+    from scipy.special import fdtrc
+
+    rows = sorted(values, key=lambda k: _covariance(values[k], values[k]))
+    while len(rows) > 1:
+        variance, degrees = _pooled([values[k] for k in rows[:-1]], freedom)
+        largest = _covariance(values[rows[-1]], values[rows[-1]])
+        if largest == 0 or (variance > 0 and fdtrc(freedom, degrees, largest / variance) >= _AGREE):
+            break
+        rows.pop()
+    return rows
+
+
+def _pooled(rows: Sequence[list[float]], freedom: int) -> tuple[float, float]:
+    """The mean variance of rows and its degrees of freedom."""
+    matrix = [[_covariance(a, b) for b in rows] for a in rows]
+    trace, count = sum(matrix[k][k] for k in range(len(rows))), len(rows)
+    squares = sum(x * x for row in matrix for x in row)
+    if trace <= 0:
+        return 0.0, float(freedom)
+    unbiased = freedom**2 / ((freedom - 1) * (freedom + 2)) * (squares - trace**2 / freedom)
+    squares += (unbiased - squares) / freedom  # a full correction would be too noisy
+    most = freedom * count / (1 + (count - 1) / 4)  # independent rows that share nothing but the base
+    return trace / count, min(most, freedom * trace**2 / squares) if squares > 0 else most
+
+
+def _covariance(a: Sequence[float], b: Sequence[float]) -> float:
+    x, y = math.fsum(a) / len(a), math.fsum(b) / len(b)
+    return math.fsum((p - x) * (q - y) for p, q in zip(a, b, strict=True)) / (len(a) - 1)

@@ -1,0 +1,122 @@
+"""The table of a comparison: one row per group, with its cost and how it compares with the base."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .family import Difference, difference_of, judged
+from .groups import Group, average, base_of, group_records, larger_is_better, ratio
+from .means import CONFIDENCE, Mean, mean_of
+from .rivals import against_rivals
+
+BASE_ROLES = ("base", "equal-cost", "rival")  # what a user could do without a method
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table: a group's result, its cost, and how it compares with the base."""
+
+    label: str
+    role: str
+    problem: str
+    n: int
+    diverged: int
+    unfinished: int
+    mean: Mean | None
+    gradients: float | None
+    seconds: Mean | None
+    cost: float | None  # gradient evaluations relative to the base
+    time: float | None  # seconds relative to the base
+    difference: Difference | None  # to the base
+    equal_cost: Difference | None  # to the best base at no more than its cost
+    verdict: str
+    reasons: tuple[str, ...]  # why runs diverged
+    group: Group = field(repr=False, compare=False)
+
+
+def summarise(
+    records: Iterable[Any], metric: str = "test_accuracy", base: str | None = None, *, confidence: float = CONFIDENCE
+) -> list[Row]:
+    """One row per group: the base first, then its rivals and the base trained longer, then the methods, best first.
+
+    `base` is the label of the group to compare with; by default it is the group with the role "base". A diverged run
+    has no value: the row counts it, and a group with diverged runs is never called better.
+    """
+    rows = []
+    groups = group_records(records)
+    for problem in dict.fromkeys(group.problem for group in groups):
+        rows += _rows([g for g in groups if g.problem == problem], metric, base, confidence)
+    return rows
+
+
+def paired(one: Group, other: Group, metric: str, confidence: float = CONFIDENCE) -> Difference | None:
+    """Differences over the seeds that both have; None if there are none."""
+    return difference_of(one.finished(metric), other.finished(metric), other.label, confidence)
+
+
+def _rows(groups: list[Group], metric: str, base: str | None, confidence: float) -> list[Row]:
+    bases = [g for g in groups if (g.role == "base" if base is None else g.label == base)]
+    free = bases + [g for g in groups if g.role in BASE_ROLES[1:] and g not in bases]
+    rows = [_row(group, bases, free, metric, confidence) for group in groups]
+    rows = _with_verdicts(rows, larger_is_better(metric), confidence)
+    rows = [replace(row, verdict=_verdict(row, base_of(row.group, bases) is not None)) for row in rows]
+    return sorted(rows, key=lambda row: _place(row, larger_is_better(metric)))
+
+
+def _row(group: Group, bases: list[Group], free: list[Group], metric: str, confidence: float) -> Row:
+    reference = None if group in bases else base_of(group, bases)
+    seconds, mine = group.mean("seconds"), average(group, "gradients")
+    against = group if group in bases else reference
+    base_seconds = against and against.mean("seconds")
+    values = list(group.finished(metric).values())
+    return Row(
+        label=group.label,
+        role="base" if group in bases else "method" if group.role == "base" else group.role,
+        problem=group.problem,
+        n=len(values),
+        diverged=len(group.diverged),
+        unfinished=group.unfinished,
+        mean=mean_of(values, confidence) if values else None,
+        gradients=mine,
+        seconds=seconds,
+        cost=ratio(mine, against and average(against, "gradients")),
+        time=ratio(seconds and seconds.value, base_seconds and base_seconds.value),
+        difference=reference and paired(group, reference, metric, confidence),
+        equal_cost=None if group in free else against_rivals(group, free, metric, confidence),
+        verdict="",
+        reasons=tuple(str(r.get("verdict") or "diverged") for r in group.diverged),
+        group=group,
+    )
+
+
+def _with_verdicts(rows: list[Row], larger: bool, confidence: float) -> list[Row]:
+    """All comparisons of the table are one family."""
+    places = [(k, kind) for kind in ("difference", "equal_cost") for k, row in enumerate(rows) if getattr(row, kind)]
+    found = judged([getattr(rows[k], kind) for k, kind in places], larger, confidence)
+    changed = list(rows)
+    for (k, kind), one in zip(places, found, strict=True):
+        changed[k] = replace(changed[k], **{kind: one})
+    return changed
+
+
+def _verdict(row: Row, has_base: bool) -> str:
+    if row.n == 0:
+        return "all diverged" if row.diverged else "unfinished" if row.unfinished else "not measured"
+    if row.diverged:
+        return "some diverged"
+    if row.role == "base":
+        return "base"
+    if row.difference is None:
+        return "no seed in common with the base" if has_base else "no base to compare with"
+    return row.difference.verdict
+
+
+def _place(row: Row, larger: bool) -> tuple[int, float]:
+    order = {"base": 0, "rival": 1, "equal-cost": 2}.get(row.role, 3)
+    if order == 2:
+        return order, row.gradients or math.inf
+    value = math.inf if row.mean is None else -row.mean.value if larger else row.mean.value
+    return order, value

@@ -1,0 +1,95 @@
+"""The best base at no more than a method's cost. The accuracy of the helper's runs rises to their end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("scipy")
+
+from helpers.report_records import record, rows
+
+
+def test_a_method_is_compared_with_the_base_that_costs_no_more():
+    records = []
+    for seed in range(4):
+        bump = (0.0, 0.004, 0.001, 0.003)[seed]
+        records.append(record("SGD", 0.90 + bump, seed, role="base"))
+        records.append(record("SGD, 2x longer", 0.93 + bump / 2, seed, role="equal-cost", epochs=8))
+        longest = record("SGD, 6x longer", 0.99 + bump / 2, seed, role="equal-cost", epochs=24)
+        records.append({**longest, "epochs": []})  # what it had reached before is not known
+        records.append(record("SAM", 0.95 + bump, seed, cost=2.0))
+    equal = rows(records)["SAM"].equal_cost
+    assert equal.against == "SGD, 2x longer" and equal.mean.value == pytest.approx(0.02 + 0.002 / 2)
+
+
+def test_where_longer_training_hurts_the_shorter_base_is_the_rival():
+    """GAM at six times the cost was called 19.8 points better only because the base six times as long had fallen."""
+    records = []
+    for seed in range(4):
+        bump = (0.0, 0.004, 0.001, 0.003)[seed]
+        records.append(record("SGD", 0.90 + bump, seed, role="base"))
+        records.append(record("SGD, 6x longer", 0.70 + bump / 2, seed, role="equal-cost", epochs=24))
+        records.append(record("GAM", 0.899 + bump * 0.9, seed, cost=6.0))
+    gam = rows(records)["GAM"]
+    assert gam.equal_cost.against == "SGD"
+    assert gam.equal_cost.by_seed == gam.difference.by_seed
+    assert gam.equal_cost.verdict != "better"
+
+
+def test_each_seed_s_rival_is_chosen_by_the_other_seeds():
+    short, longer = [0.90, 0.90, 0.99], [0.91, 0.91, 0.91]
+    records = [record("SGD", a, s, role="base") for s, a in enumerate(short)]
+    records += [record("SGD, 2x longer", a, s, role="equal-cost", epochs=8) for s, a in enumerate(longer)]
+    records += [record("SAM", 0.95, s, cost=2.0) for s in range(3)]
+    equal = rows(records)["SAM"].equal_cost
+    # seeds 0 and 1 see 0.99 of seed 2 and choose the short base; seed 2 sees 0.90, 0.90 and chooses the longer
+    assert equal.by_seed == pytest.approx({0: 0.05, 1: 0.05, 2: 0.04})
+    assert equal.against == "SGD (2 of 3 seeds)"
+
+
+def test_stopping_early_is_free():
+    records = []
+    for seed in range(3):
+        base = record("SGD", 0.80 + seed / 100, seed, role="base")
+        base["epochs"][1]["test_accuracy"] = 0.90 + seed / 100  # of four epochs the second is best
+        records += [base, record("MSAM", 0.85 + seed / 90, seed)]
+    found = rows(records)["MSAM"]
+    assert found.equal_cost.against == "SGD, stopped early"
+    assert found.equal_cost.mean.value == pytest.approx(0.85 - 0.90 + (1 / 90 - 1 / 100))
+    assert found.difference.mean.value > 0
+
+
+def test_listed_rivals_and_those_that_diverged():
+    records = []
+    for seed in range(3):
+        records.append(record("SGD", 0.90 + seed / 100, seed, role="base"))
+        records.append(record("SGD weight_decay=0.01", 0.92 + seed / 90, seed, role="rival", weight_decay=0.01))
+        lost: Any = {} if seed else {"status": "diverged"}
+        records.append(record("SGD momentum=0.99", 0.99, seed, role="rival", momentum=0.99, **lost))
+        records.append(record("SA-SGD", 0.91 + seed / 95, seed))
+    found = rows(records)
+    assert found["SA-SGD"].equal_cost.against == "SGD weight_decay=0.01"
+    assert found["SGD weight_decay=0.01"].difference.against == "SGD"
+    assert found["SGD weight_decay=0.01"].equal_cost is None
+
+
+def test_without_a_base_of_its_cost_nothing_is_compared():
+    records = [record("SGD", 0.9 + s / 100, s, role="base") for s in range(3)]
+    records += [record("SAM", 0.92 + s / 80, s, cost=2.0) for s in range(3)]
+    assert rows(records)["SAM"].equal_cost is None
+    records += [record("SGD, 2x longer", 0.91 + s / 90, s, role="equal-cost", epochs=8) for s in range(3)]
+    records += [record("GNP", 0.92 + s / 80, s, cost=1.6) for s in range(3)]
+    assert rows(records)["SAM"].equal_cost.against == "SGD, 2x longer"
+    assert rows(records)["GNP"].equal_cost is None
+
+
+def test_the_same_count_may_differ_by_a_twentieth_and_the_schedule_is_stretched():
+    records = []
+    for seed in range(3):
+        records.append(record("SGD", 0.9 + seed / 100, seed, role="base", schedule="step:0.1/4"))
+        longer = {"role": "equal-cost", "epochs": 8, "schedule": "step:0.1/8"}
+        records.append(record("SGD, 2x longer", 0.91 + seed / 90, seed, **longer))
+        records.append(record("SAM", 0.92 + seed / 80, seed, cost=1.95, schedule="step:0.1/4"))
+    assert rows(records)["SAM"].equal_cost.against == "SGD, 2x longer"
