@@ -23,7 +23,6 @@ from .interrupts import recover_before_saving
 from .isolation import Isolation
 from .looks import Abandoned, LookRunner, LossScale, Pass, Surroundings
 from .random_vectors import Generators
-from .side_by_side import Beside
 
 
 class Phase(Enum):
@@ -62,7 +61,6 @@ class Step:
     def __init__(self) -> None:
         self.generators: Generators = {}  # of the method's random vectors
         self.recording = False  # whether a CUDA graph is recording this step
-        self.beside: Beside | None = None  # while recording: runs independent looks side by side
         self.recorded_metrics: dict[str, Any] = {}  # of the last step that was recorded
         self._space: Space | None = None
         self._isolation: Isolation | None = None
@@ -95,7 +93,6 @@ class Step:
     def space_for(self, params: list[Tensor], perturbed: Any, adaptive: Any, norm_group: Any = None) -> Space:
         """The space of a step on these parameters: the last one, if nothing has changed."""
         if self._space is None or not self._space.fits(params, perturbed, adaptive, norm_group):
-            checks.refuse_pipeline_without_group(params, norm_group)
             self._space, self._home = Space(params, perturbed, adaptive, norm_group), None
         return self._space
 
