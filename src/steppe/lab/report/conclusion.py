@@ -26,7 +26,9 @@ def _sentence(rows: Sequence[Row], metric: str) -> str:
         return "there is nothing to compare." if base is None else "only the base was run."
     if not judged:
         return f"nothing can be said: fewer than {FEWEST} seeds, or every method diverged."
-    worth = _best([r for r in judged if r.equal_cost and r.equal_cost.verdict == "better"], metric, "equal_cost")
+    # The base itself costs no more either: who is worth the cost is better than both.
+    both = [r for r in judged if r.equal_cost and r.equal_cost.verdict == "better" and r.verdict == "better"]
+    worth = _best(both, metric, "equal_cost")
     better = _best([r for r in judged if r.difference and r.difference.verdict == "better"], metric)
     likely = _best([r for r in judged if r.difference and r.difference.verdict == "probably better"], metric)
     if worth:

@@ -2,7 +2,9 @@
 
 What a user could do instead of the method belongs to the base: training longer, up to the method's cost, stopping
 early, and other rivals that were run (role "rival"). The best of several, chosen on the same numbers that judge it,
-would look better than it is. So each seed is compared with the rival that is best on the *other* seeds.
+would look better than it is. So each seed is compared with the rival that is best on the *other* seeds. Of many rivals
+that are alike, the one that seems best is often a lucky one. So it has to be ahead of the base itself by more than one
+standard error; otherwise the base is the rival.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..records import number, seed_of
 from .family import Difference, difference_of
@@ -18,6 +21,7 @@ from .groups import EQUAL, LENGTH, METHOD, Group, average, larger_is_better, sam
 from .means import CONFIDENCE
 
 IN_EPOCHS = ("test_accuracy", "test_loss")  # what every epoch records
+STOPS = 10  # a run may be stopped after each tenth of its epochs
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Rival:
     label: str
     gradients: float
     values: Mapping[Hashable, float]
+    plain: bool = False  # the base itself, as it was asked for
 
 
 def against_rivals(
@@ -49,14 +54,14 @@ def against_rivals(
 
 
 def _rivals(base: Group, metric: str) -> list[Rival]:
-    """The base at its end, and stopped after each epoch that all its runs recorded."""
-    found = [Rival(base.label, average(base, "gradients") or 0.0, base.finished(metric))]
+    """The base at its end, and stopped after each tenth of its epochs."""
+    found = [Rival(base.label, average(base, "gradients") or 0.0, base.finished(metric), base.role == "base")]
     if metric not in IN_EPOCHS or not found[0].values:
         return found if found[0].values else []
     by_epoch: dict[int, dict[Hashable, tuple[float, float]]] = {}
     for record in base.done:
         epochs = record.get("epochs")
-        for epoch in epochs[:-1] if isinstance(epochs, list) else []:  # a paper's kept results have no epochs of runs
+        for epoch in _stops(epochs) if isinstance(epochs, list) else []:  # a paper's kept results have no such list
             value, cost = number(epoch.get(metric)), number(epoch.get("gradients"))
             if value is not None and cost is not None:
                 by_epoch.setdefault(epoch["epoch"], {})[seed_of(record)] = value, cost
@@ -69,19 +74,34 @@ def _rivals(base: Group, metric: str) -> list[Rival]:
     return found
 
 
+def _stops(epochs: list[Any]) -> list[Any]:
+    """The epochs after which a run may be stopped, without the last."""
+    places = sorted({round(k * len(epochs) / STOPS) for k in range(1, STOPS)} - {0, len(epochs)})
+    return [epochs[place - 1] for place in places]
+
+
 def _best_elsewhere(rivals: Sequence[Rival], seed: Hashable, larger: bool) -> Rival | None:
-    """The rival with the best mean over the other seeds, among those that have this seed.
+    """The rival with the best mean over the other seeds; the base itself if that is not clearly ahead of it.
 
     With one seed there are no others: then it is the one that costs most.
     """
     having = [rival for rival in rivals if seed in rival.values]
+    bases = [rival for rival in having if rival.plain]
+
+    def elsewhere(rival: Rival) -> dict[Hashable, float]:
+        return {other: value for other, value in rival.values.items() if other != seed}
 
     def place(rival: Rival) -> tuple[float, float]:
-        others = [value for other, value in rival.values.items() if other != seed]
-        mean = math.fsum(others) / len(others) if others else 0.0
+        others = elsewhere(rival)
+        mean = math.fsum(others.values()) / len(others) if others else 0.0
         return (mean if larger else -mean), rival.gradients
 
-    return max(having, key=place, default=None)
+    best = max(having, key=place, default=None)
+    if best is None or not bases or best in bases or not elsewhere(best):
+        return best
+    ahead = difference_of(elsewhere(best), elsewhere(bases[0]), bases[0].label)
+    sure = ahead is not None and abs(ahead.mean.value) > (ahead.mean.error or 0.0)
+    return best if sure else bases[0]
 
 
 def _name(labels: Sequence[str]) -> str:
