@@ -182,7 +182,9 @@ class GapRadius(_Own):
 
     `by` "ratio": log ρ += rate · log(gap/rise), with gap = L̄(w) − L(w) and rise = L(w + ρĝ) − L(w), held to ±1;
     "losses": log ρ += rate · log(L̄(w)/L(w + ρĝ)). L and rise are means over all steps since the last update, and all
-    three running means over updates (decay). `times` multiplies the gap: 1 is the claim, others test it.
+    three running means over updates (decay). `times` multiplies the gap: 1 is the claim, others test it. `cap`: rise is
+    asked to be at most this share of L̄₀ − L, L̄₀ the held-out loss before the first step, which is about the loss of
+    guessing: where the perturbed net is no better than a guess, guessing is what is learned.
     """
 
     by: str = "ratio"
@@ -190,6 +192,7 @@ class GapRadius(_Own):
     margin: Number = 0.0  # standard deviations of a batch's loss that the gap must exceed
     gate: bool = False  # whether ρ grows only where the slope of the cosine, on average, agrees
     gate_decay: float = 0.97
+    cap: Number | None = None
 
     @property
     def cost(self) -> float:
@@ -198,6 +201,7 @@ class GapRadius(_Own):
     def memory(self, space: Space) -> Memory:
         names = ("loss", "square", "rise", "count", "mean.loss", "mean.rise", "mean.held", "mean.spread", "weight")
         own = {"rho": space.zero() + self.start, **{name: space.zero() for name in names}}
+        own |= {} if self.cap is None else {"first": space.zero()}
         return {**own, **_Mean.memory("signal", space)} if self.gate else own
 
     def looks(self, ctx: Context) -> Looks:
@@ -219,7 +223,12 @@ class GapRadius(_Own):
         zero = torch.zeros_like(loss)
         ctx.remember(loss=zero, square=zero, rise=zero, count=zero, weight=weight, **kept)
         loss, rise, held, spread = (kept[name] / weight for name in new)
-        move = self._log_ratio(loss, rise, held - self.margin * spread).clamp(-1.0, 1.0)
+        wanted = held - self.margin * spread
+        if self.cap is not None:
+            first = torch.where(ctx.memory["weight"] == 0, held, ctx.memory["first"])
+            ctx.remember(first=first)
+            wanted = torch.minimum(wanted, loss + self.cap * (first - loss) / self.times)
+        move = self._log_ratio(loss, rise, wanted).clamp(-1.0, 1.0)
         if self.gate:
             product = yield HVP(agreement_slope("cos", there.grad.perturbed(), seen.grad.perturbed()), at, there)
             slope = _Mean("signal", ctx, up @ product, self.gate_decay)

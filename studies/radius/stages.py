@@ -211,6 +211,18 @@ STAGES: dict[str, Callable[[], list[Job]]] = {
     ),
     "cifar-fresh": lambda: _confirm(CIFAR, tuple(range(200, 206)), (0.5, 1.0, 2.0, 4.0), 80),
     "mlp3-fresh": lambda: _confirm(MLP3, tuple(range(200, 205)), (0.02, 0.05, 0.1, 0.2, 0.5, 1.0), 80),
+    "capped": lambda: [
+        Job(
+            _cut(regimes, 10, 20),
+            "gap",
+            tuple({**_TIMES[1], "cap": cap} for cap in (0.5, 0.65, 0.8)),
+            seeds,
+            {},
+            500,
+            100,
+        )
+        for regimes, seeds in (((REGIMES["mlp3-40"],), tuple(range(200, 205))), (CIFAR[1:], tuple(range(200, 206))))
+    ],
     "fresh-toy": lambda: [
         replace(
             job,
@@ -219,6 +231,10 @@ STAGES: dict[str, Callable[[], list[Job]]] = {
             hold=job.hold and 100,
         )
         for job in STAGES["cifar-fresh"]() + STAGES["mlp3-fresh"]()
+    ],
+    "capped-toy": lambda: [
+        replace(job, regimes=tuple(replace(r, marks=(1,), first=1000) for r in job.regimes), seeds=(0,), hold=100)
+        for job in STAGES["capped"]()
     ],
     "cifar-toy": lambda: [
         replace(
