@@ -15,13 +15,14 @@ from helpers.image_excerpt import inputs_of
 from steppe.lab.data import prepare
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import read_records
-from steppe.lab.runner.comparison import plan
+from steppe.lab.runner.comparison import plan, usual_rivals
 from steppe.lab.runner.local import Place, perform, train_jobs
 from steppe.lab.training.batches import generator_for
 from steppe.lab.training.final_curvature import Measuring
 from steppe.lab.training.run import Run
+from steppe.support.errors import UserError
 
-LONGER = ["SGD, 2x longer", "SGD, 6x longer"]
+LONGER = ["SGD, 2x longer", "SGD, 4x longer", "SGD, 6x longer"]
 SMALL = Recipe(base="sgd", lr=0.1, momentum=0.9, batch=64, epochs=2, share=0.25, schedule="cosine")
 
 
@@ -40,19 +41,14 @@ def test_the_same_comparison_gives_the_same_bits_in_any_arrangement(tmp_path):
     first = perform(jobs, place)
     turns = perform(jobs, replace(place, folder=tmp_path / "b", together=2))
     assert without_time(first) == without_time(turns)
-    assert [record["label"] for record in first[:5]] == [
-        "SGD",
-        "SGD, 2x longer",
-        "SGD, 6x longer",
-        "SAM rho=0.1",
-        "GAM",
-    ]
+    assert [record["label"] for record in first[:6]] == ["SGD", *LONGER, "SAM rho=0.1", "GAM"]
     gradients = {record["label"]: record["final"]["gradients"] for record in without_time(first)}
-    assert gradients == {"SGD": 10, "SGD, 2x longer": 20, "SGD, 6x longer": 60, "SAM rho=0.1": 20, "GAM": 60}
+    longer = dict(zip(LONGER, (20, 40, 60), strict=True))
+    assert gradients == {"SGD": 10, **longer, "SAM rho=0.1": 20, "GAM": 60}
     news = []
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.json")}
     assert perform(jobs, place, tell=news.append) == read_in_order(jobs, tmp_path / "a")
-    assert all(one.before and one.ended for one in news) and len(news) == 10
+    assert all(one.before and one.ended for one in news) and len(news) == 12
     assert stamps == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.json")}, "nothing is repeated"
 
 
@@ -101,3 +97,13 @@ def test_curvature_is_that_of_the_whole_hessian():
     density = found["density"]
     width = density["grid"][1] - density["grid"][0]
     assert sum(density["density"]) * width == pytest.approx(1.0, abs=0.02)
+
+
+def test_rivals_are_the_base_with_other_fields():
+    asked = [*usual_rivals(SMALL), {"weight_decay": 5e-4}]
+    jobs = [job for job in plan(SMALL, ["sam"], [3], rivals=asked) if job.role == "rival"]
+    assert [job.name for job in jobs] == ["SGD, nesterov", "SGD, weight_decay=0.0005"]
+    assert [job.recipe for job in jobs] == [replace(SMALL, seed=3, **fields) for fields in asked]
+    assert usual_rivals(replace(SMALL, momentum=0.0)) == usual_rivals(replace(SMALL, base="adam", momentum=0.0)) == []
+    with pytest.raises(UserError, match="did you mean weight_decay"):
+        plan(SMALL, ["sam"], [0], rivals=[{"weigth_decay": 1.0}])

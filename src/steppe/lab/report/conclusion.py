@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..records import number
-from ..statistics import FEWEST, Difference, Row
+from ..statistics import FEWEST, Difference, Row, larger_is_better
 from . import formatting
 
 SMALL_TEST = 2000  # test examples below which the size of one example is worth saying
@@ -57,7 +57,7 @@ def _sentence(rows: Sequence[Row], metric: str) -> str:
 
 
 def _best(rows: list[Row], metric: str, kind: str = "difference") -> list[Row]:
-    sign = 1 if formatting.is_share(metric) else -1
+    sign = 1 if larger_is_better(metric) else -1
     return sorted(rows, key=lambda row: -sign * getattr(row, kind).mean.value)
 
 

@@ -30,8 +30,8 @@ def is_share(metric: str) -> bool:
 
 
 def other(metric: str) -> str:
-    """What is shown beside a metric: the loss beside an accuracy, else the accuracy."""
-    return "test_loss" if metric == "test_accuracy" else "test_accuracy"
+    """What is shown beside a metric: the loss, and beside the loss the accuracy."""
+    return "test_accuracy" if metric == "test_loss" else "test_loss"
 
 
 def unit(metric: str) -> str:

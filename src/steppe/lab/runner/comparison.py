@@ -1,13 +1,14 @@
 """A fair comparison of methods.
 
-All methods with the same seed start from the same weights and get the same batches. For each method, the base is also
-trained longer, so that both cost the same number of gradients.
+All methods with the same seed start from the same weights and get the same batches. The base is also trained longer, up
+to as long as each method costs, and in the forms that cost nothing more: its rivals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..recipe.method_text import make_method
 from ..recipe.recipe import Recipe
@@ -15,17 +16,30 @@ from ..records import label_for
 from ..statistics import stretched
 from .local import Job
 
-DEFAULT_METHODS = ("sam", "asam", "gsam", "gnamfast", "gam", "crsam")
+DEFAULT_METHODS = ("sam:rho=0.1", "asam:rho=1.0", "gsam:rho=0.1", "looksam:rho=0.1")
+FIRST_NOISE, FIRST_SEEDS = (0.6, 0.0), 10  # of the comparison that is made if nothing is asked for
 
 
-def plan(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], equal_cost: bool = True) -> list[Job]:
-    """The runs of a comparison, for each seed: the base, the base trained longer, and the methods."""
+def plan(
+    recipe: Recipe,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    equal_cost: bool = True,
+    rivals: Sequence[Mapping[str, Any]] = (),
+) -> list[Job]:
+    """The runs of a comparison, for each seed: the base, its rivals, the base trained longer, and the methods.
+
+    A rival is the base with other fields of the recipe, such as {"nesterov": True} or {"weight_decay": 5e-4}.
+    """
     plain = replace(recipe, method="plain")
     base = label_for(plain)
     jobs: dict[str, Job] = {}
-    costs = sorted({float(make_method(method, recipe.lr).cost) for method in methods})
+    costs = lengths([float(make_method(method, recipe.lr).cost) for method in methods])
     for seed in seeds:
         wanted = [Job(plain, "base", base)]
+        wanted += [
+            Job(Recipe.of({**plain.as_dict(), **rival}), "rival", f"{base}, {_fields(rival)}") for rival in rivals
+        ]
         for cost in costs if equal_cost else ():
             longer = _longer(plain, cost)
             if longer.epochs > plain.epochs:
@@ -35,6 +49,25 @@ def plan(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], equal_cos
             seeded = replace(job, recipe=replace(job.recipe, seed=seed))
             jobs.setdefault(seeded.recipe.key, seeded)
     return list(jobs.values())
+
+
+def lengths(costs: Sequence[float]) -> list[float]:
+    """How many times as long the base is trained: as long as each method costs, and 2, 4, 8 … times up to that.
+
+    >>> lengths([6.0, 1.2])
+    [1.2, 2.0, 4.0, 6.0]
+    """
+    doubled = [2.0**k for k in range(1, 20) if 2.0**k < max(costs, default=0.0)]
+    return sorted({*costs, *doubled})
+
+
+def usual_rivals(recipe: Recipe) -> list[dict[str, Any]]:
+    """What costs nothing more than the base and is often better: Nesterov's momentum."""
+    return [{"nesterov": True}] if recipe.base == "sgd" and recipe.momentum and not recipe.nesterov else []
+
+
+def _fields(rival: Mapping[str, Any]) -> str:
+    return ", ".join(name if value is True else f"{name}={value}" for name, value in rival.items())
 
 
 def with_method(recipe: Recipe, method: str) -> Recipe:
