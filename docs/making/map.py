@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 
 from . import inline
-from .architecture import ROOMS, imports, modules, room_of
+from .architecture import FOR_EDITORS, ROOMS, imports, modules, room_of
 
 WIDTH, ROW, BOX, HIGH = 640, 76, 124, 40
 COLUMNS = {"engine": 0.5, "integrations": 0.55, "curvature": 0.85}  # so that no arrow crosses a box; others: 0.26
@@ -17,7 +17,7 @@ def arrows() -> dict[tuple[str, str], int]:
     counted: dict[tuple[str, str], int] = {}
     for one in imports():
         pair = room_of(one.by), room_of(one.of)
-        if pair[0] != pair[1]:
+        if pair[0] != pair[1] and (one.by, one.of) not in FOR_EDITORS:
             counted[pair] = counted.get(pair, 0) + 1
     return counted
 

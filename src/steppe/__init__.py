@@ -32,6 +32,8 @@ from .testing import drive
 from .vector import Space, Vector, reject, unit
 
 if TYPE_CHECKING:  # for editors and type checkers; when the code runs, the methods are those that were found
+    from .lab.comparing import compare as compare
+    from .lab.tuning import tune as tune
     from .methods import *  # noqa: F403
 
 __version__ = "0.1.0"
@@ -46,3 +48,17 @@ __all__ = [
 _methods = {cls.__name__: cls for cls in methods.registry.own_methods()}
 globals().update(_methods)
 __all__ += list(_methods)  # pyright: ignore[reportUnsupportedDunderAll]
+
+_LAB = {"compare": "lab.comparing", "tune": "lab.tuning"}  # imported when they are used: they need more than torch
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _LAB:
+            raise AttributeError(f"module 'steppe' has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(f"steppe.{_LAB[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return sorted([*globals(), *_LAB])

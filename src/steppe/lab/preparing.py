@@ -103,7 +103,7 @@ def warnings_for(recipe: Recipe, data: DataSet) -> list[str]:
         batches = "batch" if steps == 1 else "batches"
         few = f"{steps} {batches} an epoch, {steps * recipe.epochs} steps in all"
         smaller = max(1, min(recipe.batch // 2, len(data.train) // 10))
-        said.append(f"{few}: that is too short to compare methods; try --batch {smaller} or more --epochs")
+        said.append(f"{few}: that is too short to compare methods; try a batch of {smaller}, or more epochs")
     if len(data.test) < 30:
         said.append(f"only {len(data.test)} test examples: differences between methods will be mostly chance")
     return said

@@ -24,6 +24,11 @@ def keep(name: str, thing: Any) -> str:
     return f"{PREFIX}:{name}"
 
 
+def has_any() -> bool:
+    """Whether anything is kept."""
+    return bool(_kept)
+
+
 def is_kept(name: str) -> bool:
     """Whether this is the name of a kept thing; it may be one of an earlier program, which is here no more."""
     return name.partition(":")[0] == PREFIX

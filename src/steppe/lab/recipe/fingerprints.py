@@ -13,12 +13,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import sysconfig
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -30,14 +32,14 @@ def fingerprint(thing: Any) -> str | None:
     """A hash of the content of a thing; None if it cannot be made."""
     found = hashlib.sha256()
     try:
-        for part in _parts(thing, set()):
+        for part in _parts(thing, {}):
             found.update(len(part).to_bytes(8, "little") + part)
     except (CannotTell, RecursionError):
         return None
     return found.hexdigest()[:16]
 
 
-def _parts(thing: Any, seen: set[int]) -> Iterable[bytes]:
+def _parts(thing: Any, seen: dict[int, Any]) -> Iterable[bytes]:
     """The content of a thing, piece by piece."""
     yield type(thing).__name__.encode()
     if isinstance(thing, _PLAIN):
@@ -45,7 +47,7 @@ def _parts(thing: Any, seen: set[int]) -> Iterable[bytes]:
         return
     if id(thing) in seen:
         return
-    seen.add(id(thing))
+    seen[id(thing)] = thing  # it must live on: the id of a thing that is gone may be given to another
     if isinstance(thing, torch.Tensor):
         yield from _of_tensor(thing)
     elif hasattr(thing, "tobytes") and hasattr(thing, "shape"):  # numpy
@@ -59,19 +61,19 @@ def _parts(thing: Any, seen: set[int]) -> Iterable[bytes]:
         yield from _of_all([thing.func, thing.args, thing.keywords], seen)
     elif isinstance(thing, types.MethodType):
         yield from _of_all([thing.__func__, thing.__self__], seen)
+    elif isinstance(thing, types.ModuleType) or _of_a_library(thing):
+        yield f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', '')}".encode()
     elif isinstance(thing, types.FunctionType):
         yield from _of_function(thing, seen)
     elif isinstance(thing, types.CodeType):
         yield from _of_code(thing, seen)
-    elif isinstance(thing, types.ModuleType) or _of_a_library(thing):
-        yield f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', thing)}".encode()
     elif isinstance(thing, type):
         yield from _of_class(thing, seen)
     else:
         yield from _of_object(thing, seen)
 
 
-def _of_all(things: Iterable[Any], seen: set[int]) -> Iterable[bytes]:
+def _of_all(things: Iterable[Any], seen: dict[int, Any]) -> Iterable[bytes]:
     for one in things:
         yield from _parts(one, seen)
 
@@ -82,13 +84,13 @@ def _of_tensor(tensor: torch.Tensor) -> Iterable[bytes]:
     yield plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
 
 
-def _of_code(code: types.CodeType, seen: set[int]) -> Iterable[bytes]:
+def _of_code(code: types.CodeType, seen: dict[int, Any]) -> Iterable[bytes]:
     yield code.co_code
     yield " ".join(code.co_names).encode()
     yield from _of_all(code.co_consts, seen)
 
 
-def _of_function(function: types.FunctionType, seen: set[int]) -> Iterable[bytes]:
+def _of_function(function: types.FunctionType, seen: dict[int, Any]) -> Iterable[bytes]:
     yield from _of_code(function.__code__, seen)
     yield from _of_all([function.__defaults__, function.__kwdefaults__], seen)
     for cell in function.__closure__ or ():
@@ -107,7 +109,7 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-def _of_class(cls: type, seen: set[int]) -> Iterable[bytes]:
+def _of_class(cls: type, seen: dict[int, Any]) -> Iterable[bytes]:
     yield cls.__qualname__.encode()
     yield from _of_all(cls.__bases__, seen)
     for name, value in sorted(vars(cls).items()):
@@ -121,7 +123,7 @@ def _of_class(cls: type, seen: set[int]) -> Iterable[bytes]:
         yield from _parts(value, seen)
 
 
-def _of_object(thing: Any, seen: set[int]) -> Iterable[bytes]:
+def _of_object(thing: Any, seen: dict[int, Any]) -> Iterable[bytes]:
     """An object of a class: the class, and the object's variables."""
     own = getattr(thing, "__dict__", None)
     if own is None:
@@ -138,4 +140,7 @@ def _of_a_library(thing: Any) -> bool:
         file = inspect.getsourcefile(thing) or ""
     except TypeError:  # built into Python
         return True
-    return "site-packages" in file or "/lib/python" in file or thing.__module__.partition(".")[0] == "steppe"
+    except OSError:  # of a notebook, or sent from another process
+        return False
+    own_room = str(getattr(thing, "__module__", "")).partition(".")[0] == "steppe"
+    return own_room or file.startswith(_LIBRARIES)

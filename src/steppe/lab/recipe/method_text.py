@@ -87,10 +87,11 @@ def _class_of(name: str) -> type[Method]:
     """The class of a method by its name."""
     if ":" in name:
         cls: Any = user_function("method", name)
-        cls = type(cls) if isinstance(cls, Method) else cls
+        if isinstance(cls, Method):  # a finished one of a Python program
+            return type(cls)
         if not (isinstance(cls, type) and issubclass(cls, Method)):
             raise UserError(f"method {name!r} is not a class derived from steppe.Method")
-        _own_names[cls] = name
+        name_class(cls, name)
         return cls
     try:
         return find("plain" if name.lower() == "base" else name)
@@ -126,7 +127,7 @@ def _parts(text: str) -> tuple[type[Method], dict[str, str]]:
 def make_method(text: str, lr: float = 1.0) -> Method:
     """The method that a text describes; `lr` is the full learning rate, at which ``a..b`` has the value a."""
     cls, given = _parts(text)
-    if (ready := _ready(text)) is not None:
+    if (ready := finished_method(text)) is not None:
         if given:
             raise UserError(f"{text}: {cls.__name__} is a finished method and takes no settings")
         return ready
@@ -144,7 +145,7 @@ def make_method(text: str, lr: float = 1.0) -> Method:
         raise UserError(one_line(error)) from None
 
 
-def _ready(text: str) -> Method | None:
+def finished_method(text: str) -> Method | None:
     """The method itself, if the text names one that a Python program has made; None for a class."""
     name, _ = _split_name(text)
     found = user_function("method", name) if ":" in name else None
@@ -251,10 +252,15 @@ def _name_of_class(cls: type[Method]) -> str:
     return _own_names.get(cls) or cls.__name__.lower()
 
 
+def name_class(cls: type[Method], name: str) -> None:
+    """Let texts call a class of the user's by this name, which `user_function` finds it by."""
+    _own_names[cls] = name
+
+
 def own_classes(method: Method) -> dict[str, type[Method]]:
     """The user's own classes among a method and the methods inside of it, by the names that they were found by."""
     inside = [value for f in fields(method) if isinstance(value := getattr(method, f.name), Method)]
-    found = {_own_names[type(method)]: type(method)} if type(method) in _own_names else {}
+    found: dict[str, Any] = {_own_names[type(method)]: type(method)} if type(method) in _own_names else {}
     for one in inside:
         found |= own_classes(one)
     return found
@@ -262,7 +268,7 @@ def own_classes(method: Method) -> dict[str, type[Method]]:
 
 def canonical(text: str) -> str:
     """The canonical text of a method, whichever way it was written."""
-    return text.strip() if _ready(text) is not None else canonical_of(make_method(text))
+    return text.strip() if finished_method(text) is not None else canonical_of(make_method(text))
 
 
 def with_settings(text: str, settings: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...support.errors import UserError
 from ...support.own_objects import is_kept, kept
 from .fingerprints import fingerprint
-from .method_text import own_classes
+from .method_text import finished_method, own_classes
 from .recipe import Recipe, is_users
 
 _PACKAGES = ("steppe", "timm", "torch", "pytorch_optimizer")  # identified by their versions
@@ -32,7 +32,8 @@ def own_names(recipe: Recipe) -> list[str]:
     names += [recipe.model] if ":" in recipe.model and not recipe.model.startswith("timm:") else []
     names += [name for name in (recipe.base, recipe.loss, metric_name(recipe.metric)) if ":" in name]
     if ":" in recipe.method:
-        names += own_classes(recipe.build_method())
+        finished = finished_method(recipe.method) is not None
+        names += [recipe.method] if finished else own_classes(recipe.build_method())
     return list(dict.fromkeys(names))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ...support.errors import UserError, require, user_function
+from ...support.own_objects import has_any, packed, unpack
 from ..recipe.recipe import Recipe
 from ..records import Record, RecordWarning, label_for, metric_of, value_of, write_record
 from ..training.final_curvature import Measuring
@@ -234,9 +236,9 @@ def _groups(jobs: Sequence[Job], size: int) -> Iterator[list[Job]]:
 def _in_processes(tasks: list[list[Job]], place: Place, workers: int, tell: Tell) -> Iterator[list[Record]]:
     context = multiprocessing.get_context("spawn")
     inbox = context.SimpleQueue()
-    pool = ProcessPoolExecutor(workers, context, _begin_worker, (inbox, os.getpid()))
+    pool = ProcessPoolExecutor(workers, context, _begin_worker, (inbox, os.getpid(), packed("more than one process")))
     try:
-        with _deaf_children():
+        with _deaf_children(), _without_main():
             going: set[Future[list[Record]]] = {pool.submit(_work, task, place) for task in tasks}
         while going:
             ended, going = wait(going, timeout=0.1, return_when=FIRST_COMPLETED)
@@ -266,12 +268,27 @@ def _deaf_children() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Processes started in this context do not run the user's script again, which needs no `if __name__` then."""
+    main = sys.modules["__main__"]
+    hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
+    if has_any():
+        main.__dict__.pop("__file__", None)
+        main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)
+
+
 _inbox: Any = None
 
 
-def _begin_worker(inbox: Any, parent: int) -> None:
+def _begin_worker(inbox: Any, parent: int, own: bytes | None) -> None:
     global _inbox
     _inbox = inbox
+    unpack(own)
 
     def watch() -> None:
         while os.getppid() == parent:

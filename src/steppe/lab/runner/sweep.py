@@ -144,7 +144,7 @@ def sample(
         asked = [study.ask() for _ in range(min(at_once, left))]
         for trial in asked:
             trial.set_user_attr("process", [socket.gethostname(), os.getpid()])
-        chosen = [{name: _suggest(trial, name, values) for name, values in space.items()} for trial in asked]
+        chosen = [{name: suggest(trial, name, values) for name, values in space.items()} for trial in asked]
         wanted = [jobs_for(template, values, seeds) for values in chosen]
         found = {record["key"]: record for record in run(_once(job for jobs in wanted for job in jobs))}
         for trial, jobs in zip(asked, wanted, strict=True):
@@ -240,7 +240,8 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _suggest(trial: Any, name: str, values: list[Any] | Span) -> Any:
+def suggest(trial: Any, name: str, values: list[Any] | Span) -> Any:
+    """The value that Optuna proposes."""
     if not isinstance(values, Span):
         return trial.suggest_categorical(name, values)
     if values.whole:

@@ -1,0 +1,191 @@
+"""`steppe.compare`: the comparison of `steppe compare`, from Python, with functions and objects in place of names."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..support.devices import best_device, require_device
+from ..support.errors import UserError
+from .comparison_result import Comparison
+from .handing_over import data_name_of, method_texts, own_name
+from .preparing import how_many_jobs, recipe_for, runs_at_once, try_out, warnings_for
+from .recipe.own_code import unreadable
+from .recipe.recipe import Recipe, is_users
+from .records import Record, RecordWarning
+from .runner.comparison import DEFAULT_METHODS, notes, plan
+from .runner.local import Job, News, Place, perform
+from .runner.local import notes as notes_on_earlier_runs
+from .runner.ray import perform_on_ray
+from .training.batches import cached_data, data_for
+from .training.final_curvature import Measuring
+
+
+def compare(
+    data: Any = None, model: Any = None, methods: Any = DEFAULT_METHODS, base: Any = None, *,
+    seeds: int | Sequence[int] = 3, equal_cost: bool = True,
+    task: str | None = None, loss: Any = None, metric: Any = None, lower_is_better: bool = False,
+    out: str | Path = "runs", device: str = "auto", jobs: int | None = None, on: str = "local", address: str = "",
+    threads: int = 1, curvature: bool = True, keep_weights: bool = False, data_dir: str | Path | None = None,
+    progress: bool = True, **settings: Any,
+) -> Comparison:  # fmt: skip
+    """Train a model with several methods and seeds, and test which differences are more than chance.
+
+    Finished runs in `out` are not repeated; a stopped comparison goes on when it is called again.
+
+    Args:
+        data: a name such as "digits", or your own: ((inputs, targets), (inputs, targets)) for training and test, as
+            tensors or arrays; two Datasets or DataLoaders; a Hugging Face DatasetDict; a function that returns one.
+        model: a name such as "mlp-3", or a function or class that makes a module: `make()` or `make(shape, outputs)`.
+            A module is copied, so that every seed starts from its weights.
+        methods: names with settings ("sam:rho=0.1"), methods (`steppe.ASAM(rho=1.0)`), or classes.
+        base: the base optimizer's name ("sgd", "adamw", "muon+adamw"), or a function of parameters and lr.
+        seeds: how many seeds, or which.
+        equal_cost: also train the base longer, until it has cost as much as each method.
+        task: "classification", "regression", "multi-label" or "language".
+        loss: your own, a function of (outputs, targets).
+        metric: your own, a function of all (outputs, targets) of the test data.
+        lower_is_better: whether a lower value of your metric is better.
+        out: the folder of the records.
+        device: "auto", "cpu", "cuda", "cuda:1", "mps".
+        jobs: processes at a time; by default one a core on a CPU. With 1 everything runs in this process.
+        on: "local" or "ray"; `address` is that of a Ray cluster.
+        address: see `on`.
+        threads: threads of a process on a CPU.
+        curvature: measure the curvature at the end of every run.
+        keep_weights: save the trained weights beside the records.
+        data_dir: the folder of named data sets.
+        progress: print the progress to stderr.
+        settings: any other field of a recipe: epochs, batch, lr, momentum, weight_decay, schedule, precision,
+            base_settings, ... Without it: what is suggested for data and model.
+    """
+    asked = Asked(data, model, base, task, loss, metric, lower_is_better, settings)
+    recipe = asked.recipe()
+    wanted = method_texts(methods)
+    chosen = range(seeds) if isinstance(seeds, int) else list(seeds)
+    if not wanted or not len(chosen):
+        raise UserError("a comparison needs at least one method and one seed")
+    planned = plan(recipe, wanted, chosen, equal_cost)
+    where = place_for(out, device, threads, curvature, keep_weights, data_dir)
+    where = replace(where, together=runs_at_once(None, [recipe], where.device))
+    for note in [*check(recipe, where), *notes(recipe, planned)]:
+        tell_user(note)
+    trainer = Trainer(where, how_many_jobs(jobs, where.device), on, address, progress)
+    return Comparison(trainer(planned), where.folder)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be trained, in the forms that Python has."""
+
+    data: Any
+    model: Any
+    base: Any
+    task: str | None
+    loss: Any
+    metric: Any
+    lower_is_better: bool
+    settings: dict[str, Any]
+
+    def recipe(self) -> Recipe:
+        """The recipe; functions and data are kept under names."""
+        data = None if self.data is None else data_name_of(self.data)
+        if data is not None and is_users(data) and self.model is None:
+            raise UserError("name a model for your own data: model=make_model")
+        cached_data.cache_clear()  # a function of the same name may have been given before
+        own = {name: getattr(self, name) for name in ("model", "base", "loss", "metric")}
+        names = {name: None if thing is None else own_name(name, thing) for name, thing in own.items()}
+        if names["metric"] and self.lower_is_better:
+            names["metric"] += ":lower"
+        return recipe_for({"data": data, "task": self.task, **names, **self.settings})
+
+
+def place_for(
+    out: str | Path, device: str, threads: int, curvature: bool, keep_weights: bool, data_dir: str | Path | None
+) -> Place:
+    """Where to train."""
+    device = best_device() if device == "auto" else device
+    require_device(device)
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    root = None if data_dir is None else Path(data_dir)
+    return Place(folder, device, root, threads, 1, Measuring() if curvature else None, keep_weights=keep_weights)
+
+
+def check(recipe: Recipe, place: Place) -> list[str]:
+    """Try data, model and loss; return remarks."""
+    data = data_for(recipe, place.data_root)
+    try_out(recipe, data)
+    said = warnings_for(recipe, data)
+    if unknown := unreadable(recipe):
+        named = ", ".join(name.partition(":")[2] for name in unknown)
+        said.append(f"the source of {named} cannot be read, so finished runs cannot be recognised: all are trained")
+    return said
+
+
+def tell_user(note: str) -> None:
+    """A remark, as a warning that filters of warnings apply to."""
+    warnings.warn(note, RecordWarning, stacklevel=3)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Trains jobs, here or on Ray."""
+
+    place: Place
+    workers: int
+    on: str = "local"
+    address: str = ""
+    progress: bool = True
+
+    def __call__(self, jobs: Sequence[Job]) -> list[Record]:
+        """The records of all jobs."""
+        if self.on not in ("local", "ray"):
+            raise UserError(f"on is 'local' or 'ray', not {self.on!r}")
+        for note in notes_on_earlier_runs(jobs, self.place):
+            tell_user(note)
+        tell = Lines(jobs) if self.progress else _silent
+        if self.on == "ray":
+            return perform_on_ray(jobs, self.place, self.address, self.workers, tell)
+        return perform(jobs, self.place, self.workers, tell)
+
+
+def _silent(news: News) -> None:
+    pass
+
+
+class Lines:
+    """Progress as one line that is written again and again; without a terminal or notebook, a line each run."""
+
+    def __init__(self, jobs: Sequence[Job], write: Callable[[str], Any] | None = None):
+        self._jobs = {job.recipe.key: job for job in jobs}
+        self._left = {key: job.work for key, job in self._jobs.items()}
+        self._whole, self._done, self._ended, self._began = 0.0, 0.0, 0, time.monotonic()
+        self._write = write or (lambda text: print(text, file=sys.stderr, flush=True))
+
+    def __call__(self, news: News) -> None:
+        """Say that a run has ended, and about how long the others will take."""
+        if not news.ended or news.key not in self._left:
+            return
+        work = self._left.pop(news.key)
+        self._ended += 1
+        if news.before:
+            return
+        self._done += work
+        took = time.monotonic() - self._began
+        left = sum(self._left.values()) * took / self._done if self._done else 0.0
+        job = self._jobs[news.key]
+        rest = f", about {duration(left)} left" if self._left else ""
+        self._write(f"{self._ended}/{len(self._jobs)}  {job.name}, seed {job.recipe.seed}: {news.said}{rest}")
+
+
+def duration(seconds: float) -> str:
+    """A rough duration: "40 s", "3 min", "2.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,183 @@
+"""`steppe.tune`: a method's radius and the learning rate, chosen on held-out training data by successive halving.
+
+Optuna proposes candidates. All are trained for a short time with one seed, the better ones for longer, and the best few
+for the whole time with all seeds. Only those few are compared in the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..support.errors import UserError, require
+from .comparing import Asked, Trainer, check, place_for, tell_user
+from .comparison_result import Choice, Comparison, choice_among
+from .handing_over import method_texts
+from .preparing import how_many_jobs, runs_at_once
+from .recipe.method_text import make_method
+from .recipe.recipe import Recipe
+from .records import Record
+from .runner.comparison import notes, with_method
+from .runner.local import Job
+from .runner.sweep import jobs_for, read_space, score, suggest
+from .statistics import summarise
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `steppe.tune` returns: the best setting with its interval, and the settings that it is tied with."""
+
+    choice: Choice
+    recipe: Recipe  # the best, for all training data
+    finalists: Comparison
+    trials: list[dict[str, Any]] = field(repr=False)  # every candidate: values, score, how far it came
+
+    @property
+    def method(self) -> str:
+        """The method with the chosen settings, as `steppe.compare` and `steppe train` take it."""
+        return self.recipe.method
+
+    @property
+    def lr(self) -> float:
+        """The chosen learning rate."""
+        return self.recipe.lr
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """The settings that cannot be told apart from the best."""
+        return self.choice.tied
+
+    def __str__(self) -> str:
+        return f"{self.choice} (on held-out training data, {len(self.trials)} candidates)"
+
+
+def tune(
+    data: Any = None, model: Any = None, method: Any = "sam", base: Any = None, *,
+    radius: tuple[float, float] | None = None, lr: float | tuple[float, float] | None = None,
+    ranges: dict[str, tuple[float, float]] | None = None,
+    trials: int = 12, seeds: int = 3, keep: int = 3, hold_out: float = 0.2,
+    task: str | None = None, loss: Any = None, metric: Any = None, lower_is_better: bool = False,
+    out: str | Path = "runs/tune", device: str = "auto", jobs: int | None = None, on: str = "local", address: str = "",
+    threads: int = 1, data_dir: str | Path | None = None, progress: bool = True, **settings: Any,
+) -> Tuned:  # fmt: skip
+    """Choose a method's radius, and the learning rate, on held-out training data. The test data is not used.
+
+    Data, model, base and all arguments that are not below are those of `steppe.compare`.
+
+    Args:
+        method: one method; its other settings stay as given.
+        radius: from where to where to search the method's radius; by default from a fifth of it to five times.
+        lr: the learning rate, or from where to where to search it.
+        ranges: other fields of the recipe ("weight_decay") or settings of the method ("gsam.alpha") to search.
+        trials: how many candidates.
+        seeds: how many seeds the finalists are trained with.
+        keep: how many finalists.
+        hold_out: the share of the training data that candidates are judged on.
+    """
+    if trials < 1 or seeds < 1 or keep < 1:
+        raise UserError("trials, seeds and keep must be at least 1")
+    fixed = {"lr": lr} if isinstance(lr, (int, float)) else {}
+    asked = Asked(data, model, base, task, loss, metric, lower_is_better, {**settings, **fixed, "hold_out": hold_out})
+    whole = asked.recipe()
+    texts = method_texts(method)
+    if len(texts) != 1:
+        raise UserError(f"tune takes one method, not {len(texts)}: tune each, then compare them")
+    template = with_method(whole, texts[0])
+    space = _space(template, radius, lr if isinstance(lr, tuple) else None, ranges or {})
+    where = place_for(out, device, threads, False, False, data_dir)
+    workers = how_many_jobs(jobs, where.device)
+    where = replace(where, together=runs_at_once(None, [template], where.device))
+    for note in [*check(template, where), *notes(whole, [Job(template)])]:
+        tell_user(note)
+    train = Trainer(where, workers, on, address, progress)
+    search = Halving(template, space, trials, seeds, keep, max(workers * where.together, 1))
+    records, tried = search.run(train)
+    finalists = Comparison(records, where.folder)
+    choice = choice_among(summarise(records, finalists.metric), finalists.metric)
+    recipe = replace(Recipe.of({**choice.recipe, "seed": 0}), hold_out=0.0)
+    return Tuned(choice, recipe, finalists, tried)
+
+
+def _space(template: Recipe, radius: Any, lr: Any, ranges: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    """What to search, as `steppe sweep --range` has it."""
+    made = make_method(template.method)
+    texts = []
+    if made.radius and (radius is not None or not ranges or lr is None):
+        now = getattr(made, made.radius)
+        if radius is None and isinstance(now, (int, float)) and now > 0:
+            radius = (now / 5, now * 5)
+        if radius is not None:
+            texts.append(f"{made.name.lower()}.{made.radius}={float(radius[0])!r}..{float(radius[1])!r}")
+    elif radius is not None:
+        raise UserError(f"{made.name} has no radius to search")
+    if lr is not None:
+        texts.append(f"lr={float(lr[0])!r}..{float(lr[1])!r}")
+    texts += [f"{name}={low!r}..{high!r}" for name, (low, high) in ranges.items()]
+    if not texts:
+        raise UserError(f"nothing to search: give radius=(0.01, 0.5) or lr=(1e-4, 1e-1) for {template.method}")
+    return read_space([], texts, template)
+
+
+@dataclass(frozen=True)
+class Halving:
+    """Successive halving: many candidates for a short time, few for the whole time."""
+
+    template: Recipe
+    space: dict[str, Any]
+    trials: int
+    seeds: int
+    keep: int
+    at_once: int
+
+    def rungs(self) -> list[int]:
+        """Epochs of each round but the last: a quarter, then a half of the whole, where that is less."""
+        whole = self.template.epochs
+        return sorted({math.ceil(whole * share) for share in (0.25, 0.5)} - {whole, 0})
+
+    def run(self, train: Callable[[Sequence[Job]], list[Record]]) -> tuple[list[Record], list[dict[str, Any]]]:
+        """The records of the finalists with all seeds, and every candidate."""
+        tried = self._first_round(train)
+        for epochs in [*self.rungs()[1:], self.template.epochs]:
+            going = [one for one in tried if one["going"]]
+            left = max(self.keep, math.ceil(len(going) / 2))
+            for one in sorted(going, key=lambda one: -one["score"])[left:]:
+                one["going"] = False
+            self._train([one for one in tried if one["going"]], epochs, train)
+        going = sorted((one for one in tried if one["going"]), key=lambda one: -one["score"])
+        for one in going[self.keep :]:
+            one["going"] = False
+        jobs = [job for one in going[: self.keep] for job in jobs_for(self.template, one["values"], range(self.seeds))]
+        return train(list({job.recipe.key: job for job in jobs}.values())), tried
+
+    def _first_round(self, train: Callable[[Sequence[Job]], list[Record]]) -> list[dict[str, Any]]:
+        """Ask Optuna for candidates, several at once, and tell it how they did."""
+        optuna = require("optuna", "optuna", "steppe.tune")
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
+        first = (self.rungs() or [self.template.epochs])[0]
+        tried: list[dict[str, Any]] = []
+        while len(tried) < self.trials:
+            asked = [study.ask() for _ in range(min(self.at_once, self.trials - len(tried)))]
+            values = [{name: _rounded(suggest(t, name, one)) for name, one in self.space.items()} for t in asked]
+            some = [{"values": one, "score": 0.0, "epochs": 0, "going": True} for one in values]
+            self._train(some, first, train)
+            for trial, one in zip(asked, some, strict=True):
+                study.tell(trial, one["score"])
+            tried += some
+        return tried
+
+    def _train(self, candidates: list[dict[str, Any]], epochs: int, train: Callable[..., list[Record]]) -> None:
+        """One run of each candidate, with the first seed; their scores are updated."""
+        short = replace(self.template, epochs=epochs)
+        jobs = {k: jobs_for(short, one["values"], [0])[0] for k, one in enumerate(candidates)}
+        records = {r["key"]: r for r in train(list({job.recipe.key: job for job in jobs.values()}.values()))}
+        for k, one in enumerate(candidates):
+            one["score"], one["epochs"] = score([records[jobs[k].recipe.key]]), epochs
+
+
+def _rounded(value: Any) -> Any:
+    """Three figures are enough for a radius, and readable."""
+    return float(f"{value:.3g}") if isinstance(value, float) else value
