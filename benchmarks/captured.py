@@ -3,9 +3,10 @@
     python benchmarks/captured.py [--models mlp-3 cnn-5 ...] [--seconds S] [--results FOLDER]
 
 Random images, on the small nets of Generalization Aware Minimization (batch 100) and on ResNet-18 (batch 128).
-Measured: a plain step, SAM and GAM, eager and captured; SAM by the best peer; five captured SAM steps at once on five
-streams; and a straightforward GAM that differentiates through its whole step. All are measured in alternation in one
-run: medians and quartiles of milliseconds, and the claimed ratios with their targets.
+Measured: a plain step, SAM and GAM, eager and captured; SAMPa and TraceSAM, captured, with their looks side by side and
+in turn; SAM by the best peer; five captured SAM steps at once on five streams; and a straightforward GAM that
+differentiates through its whole step. All are measured in alternation in one run: medians and quartiles of
+milliseconds, and the claimed ratios with their targets.
 
 Two lower limits are given too: the time of two passes' multiplications at the rate that this device reaches on large
 matrices, and the time of reading and writing every operation's tensors at the rate of a large copy (fused kernels and
@@ -46,6 +47,7 @@ TARGETS: list[tuple[str, str, str, dict[str, float]]] = [
     ("best peer's SAM, eager", "SAM, captured", ">=", _OVER_PEER),
     ("best peer's SAM, eager", "SAM, captured and compiled", ">=", _OVER_PEER),
     ("best peer's SAM, eager", "SAM, captured, per seed", ">=", {"mlp-3": 20, "cnn-5": 18, "cnn-14": 5}),
+    ("SAMPa, captured", "base, captured", "<=", {"mlp-3": 1.3, "cnn-5": 1.3}),
     ("GAM, captured", "base, captured", "<=", dict.fromkeys(("mlp-3", "cnn-5", "cnn-14", "resnet-18"), 7.0)),
     ("GAM through its step, eager", "GAM, captured", ">=", {"cnn-5": 7}),
 ]
@@ -117,15 +119,15 @@ class Bench:
         called = torch.compile(model) if compiled else model
         return model, lambda x, y: F.cross_entropy(called(x), y)
 
-    def step_of(self, method: Method, captured: bool, compiled: bool = False) -> Step:
-        """A step by steppe."""
+    def step_of(self, method: Method, captured: bool, compiled: bool = False, beside: bool = True) -> Step:
+        """A step by steppe; `beside`: independent looks side by side."""
         model, loss = self.fast(compiled)
         opt = steppe.SharpnessAware(torch.optim.Adam(model.parameters(), lr=1e-3, fused=True), method, model=model)
         batch = (self.x.contiguous(memory_format=torch.channels_last), self.y)
         other = (self.x2.contiguous(memory_format=torch.channels_last), self.y2)
         second: dict[str, Any] = {"auxiliary": other} if "auxiliary" in method.needs else {}
         if captured:
-            step = steppe.capture(loss, opt)
+            step = steppe.capture(loss, opt, side_by_side=beside)
             for _ in range(4):
                 step(*batch, **second)
             if not step.how.startswith("replayed"):
@@ -178,7 +180,7 @@ class Bench:
 
     def contenders(self) -> dict[str, Step]:
         """All ways to step, by name."""
-        sam, gam = steppe.SAM(), steppe.GAM()
+        sam, gam, sampa = steppe.SAM(), steppe.GAM(), steppe.SAMPa()
         model = copy.deepcopy(self.start)
         return {
             "base, eager": self.bare(1),
@@ -188,6 +190,10 @@ class Bench:
             "base, captured": self.step_of(steppe.Plain(), True),
             "SAM, captured": self.step_of(sam, True),
             "GAM, captured": self.step_of(gam, True),
+            "SAMPa, captured": self.step_of(sampa, True),
+            "SAMPa, captured, looks in turn": self.step_of(sampa, True, beside=False),
+            "TraceSAM n = 4, captured": self.step_of(steppe.TraceSAM(n=4), True),
+            "TraceSAM n = 4, captured, looks in turn": self.step_of(steppe.TraceSAM(n=4), True, beside=False),
             "SAM, captured and compiled": self.step_of(sam, True, True),
             f"SAM, captured, {SEEDS} at once": self.at_once(sam, SEEDS, False),
             f"SAM, captured and compiled, {SEEDS} at once": self.at_once(sam, SEEDS, True),

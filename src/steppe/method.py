@@ -32,8 +32,9 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 import torch
@@ -82,7 +83,8 @@ class HVP:
     seen: Seen
 
 
-Looks: TypeAlias = Generator["Look | HVP", Any, Vector]
+# A method yields a look, or several that do not depend on each other: a tuple, or an iterator that makes one at a time.
+Looks: TypeAlias = Generator["Look | HVP | Iterable[Look | HVP]", Any, Vector]
 Memory: TypeAlias = dict[str, "Vector | Tensor"]
 
 
@@ -282,8 +284,29 @@ def adaptive_ascent(grad: Vector, w: Vector, eta: float) -> Vector:
     return scaled / length
 
 
+def one_by_one(looks: Looks) -> Generator[Look | HVP, Any, Vector]:
+    """A method's looks one after another. Those that it yields together it is told together, as a tuple."""
+    ask: Any = [next(looks)]  # in a list that is emptied, so that nothing here holds an offset during the look
+    try:
+        while True:
+            if isinstance(ask[0], (Look, HVP)):
+                ask = [looks.send((yield ask.pop()))]
+                continue
+            ask = [looks.send((yield from _told(iter(ask.pop()))))]
+    except StopIteration as end:
+        return end.value
+
+
+def _told(several: Iterator[Look | HVP]) -> Generator[Look | HVP, Any, tuple[Any, ...]]:
+    seen: list[Any] = []
+    while one := list(islice(several, 1)):
+        seen.append((yield one.pop()))
+    return tuple(seen)
+
+
 def reusing(here: Seen, looks: Looks) -> Looks:
     """Another method's looks, with what was seen HERE answered at once. For methods built on another method."""
+    looks = one_by_one(looks)
     ask = next(looks)
     try:
         while True:

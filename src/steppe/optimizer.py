@@ -207,7 +207,7 @@ class SharpnessAware(Recordable, Optimizer):
         """One step's looks."""
         ctx = self._context(space)
         method = self.method.at(ctx.step, ctx.lr, self._groups.rho())
-        around = Surroundings(self.model, self.local, self.hvp, self.loss_group, self.home)
+        around = Surroundings(self.model, self.local, self.hvp, self.loss_group, self.home, self.under_way.beside)
         yield from self.under_way.run(method, space, ctx, around, scaler, first_done)
 
     def _context(self, space: Space) -> Context:

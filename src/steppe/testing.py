@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .engine.finite_difference import by_difference
 from .engine.random_vectors import Draws
-from .method import Context, Method, Seen
+from .method import Context, Method, Seen, one_by_one
 from .vector import Vector
 
 
@@ -25,7 +25,7 @@ def drive(
         space = weights.space
         ctx = Context(0, 1.0, lambda: weights, Draws(space, seed=0, step=0), method.memory(space))
     precision = str(w.dtype).removeprefix("torch.")
-    asks = by_difference(method.at(ctx.step, ctx.lr).looks(ctx), weights.norm(), lambda: precision)
+    asks = by_difference(one_by_one(method.at(ctx.step, ctx.lr).looks(ctx)), weights.norm(), lambda: precision)
     look = next(asks)
     while True:
         at = w if look.offset is None else w + look.offset.tensors[0]

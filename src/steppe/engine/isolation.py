@@ -193,6 +193,10 @@ class Isolation:
             p.grad = grad
         self._others_grads = []  # so that their owner can free them
 
+    def only_buffers(self) -> bool:
+        """Whether a forward is known to change nothing but buffers: no parameters of others, no host's random state."""
+        return not (self._moving or self._found or self._may_draw or self._sharded)
+
     @contextlib.contextmanager
     def single_example(self) -> Generator[None, None, None]:
         """Around a look at one example: BatchNorm uses its running statistics, because one example has none."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -13,11 +14,12 @@ from torch.amp.grad_scaler import GradScaler
 
 from ..method import HERE, HVP, Context, Look, Looks, Method, Seen
 from ..vector import Space, Vector
-from . import replicas
+from . import replicas, side_by_side
 from .finite_difference import by_difference
 from .home import Home, Place
 from .isolation import Isolation
 from .shards import local, reduced_like
+from .side_by_side import Beside
 
 Products = Literal["forward", "central", "exact"]  # how Hessian-vector products are computed
 
@@ -71,6 +73,7 @@ class Surroundings:
     hvp: Products
     loss_group: Any = None  # the ranks whose losses belong together, if the model does not show them
     home: Place = "device"  # where the weights are kept while a look is somewhere else
+    beside: Beside | None = None  # runs looks that do not depend on each other side by side
 
 
 class LookRunner:
@@ -97,34 +100,27 @@ class LookRunner:
         self._isolation, self._around, self._copy = isolation, around, home
         self._moved = False  # whether the weights are somewhere else now
         self._precision_known = precision_known  # noted while a framework ran the first look
+        self._done = 0  # looks
+        self._unsynchronised = False
         self._weights = space.live()
         ctx.weights = self._start
 
     def passes(self, first_done: bool) -> Generator[Pass, None, Vector]:
         """Yield once for every look, with the weights where the method wants them; return the direction."""
         model = self._around.model
-        unsynchronised = self._around.local and replicas.can_skip_sync(model)
-        if unsynchronised:
+        self._unsynchronised = self._around.local and replicas.can_skip_sync(model)
+        if self._unsynchronised:
             replicas.sync_buffers_next(model)
-        index = 0
         try:
             asks = self._looks()
-            ask = [next(asks)]  # a list that is emptied before the look: an offset is as large as the model
+            ask: Any = [next(asks)]  # a list that is emptied before the look: an offset is as large as the model
             while True:
-                if index > 0:
-                    self._isolation.before_extra_look()
-                elif not first_done:
-                    self._clear_gradients()
-                elif ask[0] != HERE:
-                    raise RuntimeError(f"first_done=True, but {self.method.name} does not look at the weights first")
-                report = self._go(index, ask.pop())
-                with self._look_context(report, unsynchronised):
-                    yield report
-                index += 1
-                ask = [asks.send(self._answer(report))]
+                single = isinstance(ask[0], (Look, HVP))
+                run = self._look(ask, first_done) if single else self._several(ask.pop(), first_done)
+                ask = [asks.send((yield from run))]
         except StopIteration as end:
             self._isolation.after_last_look()
-            self.ctx.metrics["looks"] = index
+            self.ctx.metrics["looks"] = self._done
             return end.value
         except Abandoned:
             self._clear_gradients()
@@ -136,6 +132,58 @@ class LookRunner:
             raise
         finally:
             self._restore_weights()
+
+    def _look(self, ask: list[Look | HVP], first_done: bool) -> Generator[Pass, None, Any]:
+        """One look: what the method is told about it."""
+        if self._done > 0:
+            self._isolation.before_extra_look()
+        elif not first_done:
+            self._clear_gradients()
+        elif ask[0] != HERE:
+            raise RuntimeError(f"first_done=True, but {self.method.name} does not look at the weights first")
+        return (yield from self._pass(self._go(ask.pop())))
+
+    def _pass(self, report: Pass) -> Generator[Pass, None, Any]:
+        with self._look_context(report):
+            yield report
+        self._done += 1
+        return self._answer(report)
+
+    def _several(self, asks: Iterable[Look | HVP], first_done: bool) -> Generator[Pass, None, tuple[Any, ...]]:
+        """Looks that do not depend on each other: one after another, or side by side."""
+        asks, seen = iter(asks), list[Any]()
+        if self._around.beside is not None and not first_done:
+            looks = list(asks)
+            if side_by_side.possible(looks, self._around.model, self.space.params) and self._isolation.only_buffers():
+                return (yield from self._side_by_side(looks, self._around.beside))
+            asks = iter(looks)
+        while one := list(islice(asks, 1)):
+            seen.append((yield from self._look(one, first_done)))
+        return tuple(seen)
+
+    def _side_by_side(self, looks: list[Look | HVP], beside: Beside) -> Generator[Pass, None, tuple[Any, ...]]:
+        """Each look on memory of its own; the weights stay where the step started."""
+        assert self._around.model is not None
+        if self._done > 0:
+            self._isolation.before_extra_look()
+        with torch.no_grad():
+            if self.home is not None and self._moved:
+                self.home.restore(self._weights)
+                self._moved = False
+            places = side_by_side.Places(looks, self._weights, self._around.model)
+        beside.fork(len(looks))
+        seen = list[Any]()
+        for number, look in enumerate(looks):
+            if number > 0:
+                self._isolation.before_extra_look()
+            with beside.branch(number), places.of(number):
+                self._isolation.drop_cached_weights()
+                self._clear_gradients()
+                assert isinstance(look, Look)
+                seen.append((yield from self._pass(Pass(self._done, look.batch))))
+        self._isolation.drop_cached_weights()
+        beside.join()
+        return tuple(seen)
 
     def _restore_weights(self) -> None:
         self.ctx.weights = self.space.live  # no reference cycle: a step's memory is freed when it ends
@@ -151,14 +199,14 @@ class LookRunner:
         self._isolation.undo()
         self._restore_weights()
 
-    def _look_context(self, report: Pass, unsynchronised: bool) -> contextlib.AbstractContextManager[Any]:
+    def _look_context(self, report: Pass) -> contextlib.AbstractContextManager[Any]:
         """What a look needs around it; most need nothing."""
         stack = contextlib.ExitStack()
         if report.index == 0 and "hvp" in self.method.needs and not self._precision_known:
             stack.enter_context(self._isolation.precision.noting())
         if report.sample is not None:
             stack.enter_context(self._isolation.single_example())
-        if unsynchronised:
+        if self._unsynchronised:
             stack.enter_context(replicas.no_sync(self._around.model))
         return stack
 
@@ -173,7 +221,7 @@ class LookRunner:
             self.home = self._copy
         return self.home
 
-    def _go(self, index: int, ask: Look | HVP) -> Pass:
+    def _go(self, ask: Look | HVP) -> Pass:
         """Move the weights to where a look is wanted."""
         product = ask if isinstance(ask, HVP) else None
         look = ask.at if isinstance(ask, HVP) else ask
@@ -189,11 +237,11 @@ class LookRunner:
                 if self._moved:
                     self.home.restore(self._weights)
                 self._moved = False
-            elif index == 0 and self.method.cost > 1:
+            elif self._done == 0 and self.method.cost > 1:
                 self._copy.start(self._weights)
         if self.home is not None:
             self._isolation.drop_cached_weights()
-        return Pass(index, look.batch, look.sample, product=product)
+        return Pass(self._done, look.batch, look.sample, product=product)
 
     def _looks(self) -> Looks:
         """The method's looks; Hessian-vector products become differences unless exact ones are wanted."""

@@ -14,6 +14,7 @@ from ..method import Method
 from ..vector import Space
 from .groups import Groups
 from .random_vectors import seed_of
+from .side_by_side import Beside
 from .state import MethodState
 from .step import Outcome, Step
 
@@ -54,14 +55,19 @@ class Recordable(ABC):
         return [generator.manual_seed(seed) for generator in self.under_way.generators.values()]
 
     @contextlib.contextmanager
-    def recording(self, look_states: list[torch.Generator]) -> Generator[None, None, None]:
-        """While a CUDA graph records a step: it is not counted, and each look draws from a random state of its own."""
+    def recording(
+        self, look_states: list[torch.Generator], beside: Beside | None = None
+    ) -> Generator[None, None, None]:
+        """While a CUDA graph records a step: it is not counted, and each look draws from a random state of its own.
+
+        With `beside`, looks that do not depend on each other are recorded side by side.
+        """
         self.under_way.draw_looks_from(look_states)
-        self.under_way.recording = True
+        self.under_way.recording, self.under_way.beside = True, beside
         try:
             yield
         finally:
-            self.under_way.recording = False
+            self.under_way.recording, self.under_way.beside = False, None
             self.under_way.draw_looks_from([])
 
     def recorded(self) -> Outcome:

@@ -23,6 +23,7 @@ from .interrupts import recover_before_saving
 from .isolation import Isolation
 from .looks import Abandoned, LookRunner, LossScale, Pass, Surroundings
 from .random_vectors import Generators
+from .side_by_side import Beside
 
 
 class Phase(Enum):
@@ -61,6 +62,7 @@ class Step:
     def __init__(self) -> None:
         self.generators: Generators = {}  # of the method's random vectors
         self.recording = False  # whether a CUDA graph is recording this step
+        self.beside: Beside | None = None  # while recording: runs independent looks side by side
         self.recorded_metrics: dict[str, Any] = {}  # of the last step that was recorded
         self._space: Space | None = None
         self._isolation: Isolation | None = None

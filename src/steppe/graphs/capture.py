@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from ..optimizer import SharpnessAware
+from .branches import Branches
 from .fixed_scale import FixedScale
 from .recorder import LiveNumbers, RecordedStep, make_recordable, obstacle
 from .replayed import no_garbage_collection
@@ -40,6 +41,7 @@ def capture(
     *,
     scaler: GradScaler | None = None,
     between: Callable[[], Any] | None = None,
+    side_by_side: bool = True,
 ) -> Captured:
     """Make a step function that replays one CUDA graph.
 
@@ -51,6 +53,10 @@ def capture(
             host decides whether to skip the step. With a `FixedScale` there is nothing to decide: all is replayed.
         between: what to do between the looks and the base's step, for example clip the gradients. It is recorded
             too (not with a `GradScaler`).
+        side_by_side: looks that do not depend on each other (of SAMPa, MARWP, TraceSAM and UniversalSAM with n > 1)
+            become parallel branches of the graph, if the optimizer knows the model and it is not too large. The results
+            are the same to the bit. Set it to False if `loss` itself writes to tensors that it shares between looks
+            (in other looks than the first), or to save memory: each branch has its own weights and activations.
 
     A method with a phase that it never repeats, a batch of another shape than the first (the last of an epoch) or
     a changed setting is no error: such a step runs eagerly. Loading a checkpoint drops the recordings. After freezing
@@ -65,7 +71,7 @@ def capture(
     >>> step.how
     'eager: the parameters are not on a CUDA device'
     """
-    return Captured(loss, opt, scaler, between)
+    return Captured(loss, opt, scaler, between, side_by_side)
 
 
 class Captured:
@@ -81,6 +87,7 @@ class Captured:
         opt: SharpnessAware,
         scaler: GradScaler | None,
         between: Callable[[], Any] | None,
+        side_by_side: bool = True,
     ):
         self._loss, self._opt, self._scaler, self._between = loss, opt, scaler, between
         self._method = opt.method
@@ -91,6 +98,8 @@ class Captured:
         self._stream: Any = None
         self.look = self.looks = 0
         self._obstacle = obstacle(opt)
+        first = opt.param_groups[0]["params"][0]
+        self._branches = Branches(first.device) if side_by_side and not self._obstacle else None
         self._whole = False  # whether the base's step is recorded with the looks
         self.reset()
         me = weakref.ref(self)  # a reference cycle would keep the recordings' memory until garbage collection
@@ -110,7 +119,8 @@ class Captured:
         if not recorded:
             return "eager so far: nothing has been recorded yet"
         what = "the whole step" if self._whole else "the looks; the base optimizer's step runs eagerly"
-        return f"replayed ({recorded} recorded): {what}"
+        beside = ", independent looks side by side" if self._branches is not None and self._branches.forks else ""
+        return f"replayed ({recorded} recorded): {what}{beside}"
 
     def reset(self) -> None:
         """Drop all recordings: the next steps warm up and record again."""
@@ -226,7 +236,7 @@ class Captured:
         try:
             if look_states:
                 generator.graphsafe_set_state(look_states[0])
-            with opt.recording(list(look_states)), no_garbage_collection(), self._live.in_use():  # noqa: SIM117
+            with opt.recording(list(look_states), self._branches), no_garbage_collection(), self._live.in_use():  # noqa: SIM117
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                     loss = self._look(inputs[: len(batch)], inputs[len(batch) :])
                     if self._whole:
@@ -244,7 +254,10 @@ class Captured:
     def _give_up(self, error: Exception) -> None:
         torch.cuda.synchronize()
         self._opt.zero_grad()
-        if self._whole:  # perhaps the base's step was the reason: try the looks alone
+        if self._branches is not None and self._branches.forks:  # perhaps for lack of memory: try one after another
+            self._kinds, self._live, self._branches = {}, None, None
+            warnings.warn(f"looks are recorded one after another, not side by side: {error}", stacklevel=4)
+        elif self._whole:  # perhaps the base's step was the reason: try the looks alone
             self._kinds, self._live, self._whole = {}, None, False
             warnings.warn(f"the base optimizer's step cannot be recorded and runs eagerly: {error}", stacklevel=4)
         else:

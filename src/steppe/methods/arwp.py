@@ -86,7 +86,7 @@ class MARWP(ARWP):
         d = λ g_X̄(w + n) + (1 − λ) g_X(w)
 
     The auxiliary batch X̄ should be one that the step does not have yet: ``with_auxiliary(loader, "fresh")``. The two
-    looks do not depend on each other. Limits: λ = 0 gives the base optimizer.
+    looks do not depend on each other: a captured step runs them side by side. Limits: λ = 0 gives the base optimizer.
     """
 
     sigma: Number = 0.015
@@ -102,8 +102,7 @@ class MARWP(ARWP):
 
     def looks(self, ctx: Context) -> Looks:
         """Both looks, and equation (3) of `ARWP`."""
-        here = yield HERE
-        there = yield Look(self._noise(ctx), batch="auxiliary")
+        here, there = yield (HERE if at is None else Look(at(ctx), batch="auxiliary") for at in (None, self._noise))
         self._remember(ctx, there.grad)
         return self.lam * there.grad + (1 - self.lam) * here.grad
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -130,10 +130,10 @@ class GAM(Method):
             del there
         gamma = ctx.memory["gamma"] if self.gamma is None else self.gamma
         at = Look(_sum(gamma, d))
-        seen = yield at
-        if self.gamma is None and ctx.step % self.period == 0:
-            u = yield from self._pull(at, seen)
-            self._learn(ctx, torch.stack([d_t @ u for d_t in d]))
+        if self.gamma is not None or ctx.step % self.period:
+            return (yield at).grad
+        seen, u = yield from self._pull(at)
+        self._learn(ctx, torch.stack([d_t @ u for d_t in d]))
         return seen.grad
 
     def _first(self, g: Vector) -> Vector:
@@ -144,18 +144,18 @@ class GAM(Method):
             return unit(d_t)
         return d_t * (d_1.norm() / (d_t.norm() + TINY)) if self.normalize or self.directions == "sized" else d_t
 
-    def _pull(self, at: Look, seen: Seen) -> Looks:
-        """u: what ∂Δ/∂γ_t is the product of dᵗ with."""
+    def _pull(self, at: Look) -> Generator[Any, Any, tuple[Seen, Vector]]:
+        """What is seen at ŵ, and u: what ∂Δ/∂γ_t is the product of dᵗ with."""
         other = Look(at.offset if self.reference == "perturbed" else None, batch="auxiliary")
-        seen_other = yield other
+        seen, seen_other = yield at, other
         g, g_bar = seen.grad.perturbed(), seen_other.grad.perturbed()
         squared = self.discrepancy == "squared"
         u = yield HVP(_toward(self.discrepancy, g, g_bar), at, seen)
         if self.reference == "weights":  # ḡ does not depend on γ
-            return 2 * u if squared else -u
+            return seen, 2 * u if squared else -u
         pair = (g, g_bar) if squared else (g_bar, g)
         u_bar = yield HVP(_toward(self.discrepancy, *pair), other, seen_other)
-        return 2 * (u - u_bar) if squared else -(u + u_bar)
+        return seen, 2 * (u - u_bar) if squared else -(u + u_bar)
 
     def _learn(self, ctx: Context, slope: Tensor) -> None:
         """A step of the γ-optimizer. Its own first step makes its state: SGD's dampening, for one, is not for that."""

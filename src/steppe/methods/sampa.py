@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ..method import Context, Look, Looks, Memory, Method, Number, ascent
-from ..vector import Space
+from ..vector import Space, Vector
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,9 @@ class SAMPa(Method):
     the step of its base, w' = w − η (y + weight decay + momentum · buffer), and runs the looks on two GPUs. Weights
     that no look moves (``perturb=False``) stay where they are in w' too.
 
+    A captured step (`steppe.capture`) runs the two looks side by side on one GPU, as branches of one CUDA graph. Other
+    steps run them one after another, with the same result.
+
     The first look is not at w: BatchNorm's statistics are those at w', and a trainer that runs the first pass itself
     cannot use the method.
     """
@@ -47,11 +52,14 @@ class SAMPa(Method):
         """Equations (1) to (3)."""
         if ctx.lr is None:
             raise RuntimeError("SAMPa looks one step of the learning rate ahead, and the base optimizer has none")
-        y = ctx.memory["y"]
-        ahead = yield Look(-1.0 * (ctx.lr * y))
+        ahead, there = yield self._both(ctx.lr, ctx.memory["y"])
         ctx.remember(y=ahead.grad.clone())  # FSDP2's gradients cannot be saved: their storage is not their own
-        there = yield Look(self.rho * ascent(y), batch="auxiliary")
         return (1 - self.lam) * there.grad + self.lam * ahead.grad
+
+    def _both(self, lr: Any, y: Vector) -> Iterator[Look]:
+        """Equation (1): two looks that do not wait for each other."""
+        yield Look(-1.0 * (lr * y))
+        yield Look(self.rho * ascent(y), batch="auxiliary")
 
     def memory(self, space: Space) -> Memory:
         """y."""

@@ -92,10 +92,8 @@ class _Sampled(Method):
     def looks(self, ctx: Context) -> Looks:
         """Equations (1) and (2) of `UniversalSAM`."""
         here = yield HERE
-        seen = []
-        for mu in self.samplers():
-            for _ in range(self.n):
-                seen.append((yield Look(self.rho * mu(ctx.draws, here.grad))))
+        samplers = [mu for mu in self.samplers() for _ in range(self.n)]
+        seen = yield (Look(self.rho * mu(ctx.draws, here.grad)) for mu in samplers)
         delta = torch.stack([(there.loss - here.loss) / self.rho**2 for there in seen]).reshape(-1, self.n)
         ctx.metrics["sharpness"] = self.measure(delta)
         c = self.lam * self.coefficients(delta)

@@ -1,0 +1,174 @@
+"""Looks that a method yields together: the same bits one after another and side by side."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import steppe
+from helpers import problems
+from helpers.captured_steps import auxiliary, data, loss_of, make
+from helpers.problems import everything, same
+from steppe.engine import side_by_side
+from steppe.method import one_by_one
+
+METHODS = [
+    steppe.SAMPa(rho=0.1),
+    steppe.MARWP(sigma=0.1, lam=0.3),
+    steppe.TraceSAM(rho=0.1, n=3, lam=0.5),
+    steppe.UniversalSAM(psi=torch.tanh, rho=0.1, n=5, lam=0.1),
+    steppe.GAM(period=2),
+    steppe.GAM(T=1, reference="weights", discrepancy="cosine", directions="unit"),
+    steppe.Every(2, steppe.SAMPa(rho=0.1)),
+]
+each = pytest.mark.parametrize("method", METHODS, ids=problems.ids(METHODS))
+
+
+class OnOneStream:
+    """On a CPU: all of it but the streams."""
+
+    def __init__(self):
+        self.said: list[str | int] = []
+
+    def fork(self, count):
+        self.said.append(f"fork {count}")
+
+    @contextlib.contextmanager
+    def branch(self, number):
+        self.said.append(number)
+        yield
+
+    def join(self):
+        self.said.append("join")
+
+
+def run(method, beside, model=None, steps=4):
+    torch.manual_seed(3)
+    model, opt = make(method, "cpu")
+    opt.under_way.beside = beside
+    places = [t.data_ptr() for t in (*model.parameters(), *model.buffers())]
+    for day in data("cpu", steps):
+        problems.by_closure(opt, model, day)
+    assert places == [t.data_ptr() for t in (*model.parameters(), *model.buffers())]
+    return everything(model), opt
+
+
+@each
+def test_memory_of_its_own_changes_no_bit(method):
+    """Weights, BatchNorm's statistics and counts, and the random state that dropout draws from."""
+    beside = OnOneStream()
+    (one, opt), (other, opt2) = run(method, None), run(method, beside)
+    assert same(one, other) and opt.metrics["looks"] == opt2.metrics["looks"]
+    torch.testing.assert_close(opt.state_dict()["state"], opt2.state_dict()["state"], rtol=0, atol=0)
+    assert beside.said[0] in ("fork 2", "fork 3", "fork 5") and beside.said.count("join") >= 2
+
+
+def test_the_order_of_what_happens():
+    beside = OnOneStream()
+    run(steppe.SAMPa(), beside, steps=2)
+    assert beside.said == ["fork 2", 0, 1, "join"] * 2
+
+
+@dataclass(frozen=True)
+class _Breaks(steppe.Method):
+    cost = 3
+
+    def looks(self, ctx):
+        here = yield steppe.HERE
+        e = 0.1 * steppe.ascent(here.grad)
+        there, behind = yield steppe.Look(e), steppe.Look(-e)
+        return there.grad + behind.grad
+
+
+def test_a_look_that_fails_leaves_nothing_behind():
+    model, opt = make(_Breaks(), "cpu")
+    opt.under_way.beside = OnOneStream()
+    before, places, calls = [t.clone() for t in everything(model)], [p.data_ptr() for p in model.parameters()], []
+    (x, y) = data("cpu", 1)[0].main
+
+    def loss():
+        calls.append(F.cross_entropy(model(x), y))
+        if len(calls) == 3:
+            raise KeyError
+        return calls[-1]
+
+    with pytest.raises(KeyError):
+        opt.step(loss)
+    assert same(before, everything(model)) and places == [p.data_ptr() for p in model.parameters()]
+
+
+def test_when_they_may_not():
+    looks = [steppe.Look(), steppe.Look(batch="auxiliary")]
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    params = list(net.parameters())
+    assert side_by_side.possible(looks, net, params)
+    assert not side_by_side.possible(looks, None, params)  # whose buffers nobody knows
+    assert not side_by_side.possible(looks[:1], net, params)
+    assert not side_by_side.possible([steppe.Look(batch="sample", sample=0), *looks], net, params)
+    recurrent = nn.LSTM(2, 2)
+    assert not side_by_side.possible(looks, recurrent, list(recurrent.parameters()))
+    net.register_buffer("view", net.get_buffer("1.running_mean").view(-1))
+    assert not side_by_side.possible(looks, net, params)  # two names for one memory
+    large = nn.Linear(2**13, 2**12 + 1, device="meta")
+    assert not side_by_side.possible(looks, large, list(large.parameters()))
+
+
+def test_one_by_one_tells_together():
+    asked = []
+
+    def looks():
+        a, b = yield steppe.HERE, steppe.Look(batch="auxiliary")
+        c = yield steppe.HERE
+        asked.append((a, b, c, (yield iter(()))))
+        yield steppe.HERE
+
+    asks = one_by_one(looks())  # pyright: ignore[reportArgumentType]
+    assert next(asks) is steppe.HERE
+    assert [asks.send(n) for n in (1, 2, 3)] == [steppe.Look(batch="auxiliary"), steppe.HERE, steppe.HERE]
+    assert asked == [(1, 2, 3, ())]
+
+
+@pytest.mark.cuda
+@each
+def test_branches_of_a_graph_change_no_bit(method, exact):
+    """Eager, recorded one after another, and recorded side by side."""
+    ends, hows = [], []
+    for how in ("eager", "one after another", "side by side"):
+        torch.cuda.manual_seed(7)
+        model, opt = make(method)
+        step = steppe.capture(loss_of(model), opt, side_by_side=how == "side by side")
+        for day in data("cuda", 40):
+            if how == "eager":
+                opt.step(**{k: v for k, v in day.closures(model).items() if k != "sample"})
+            else:
+                step(*day.main, **auxiliary(method, day))
+        ends.append([*everything(model), torch.cuda.get_rng_state()])
+        hows.append(step.how)
+    assert "replayed" in hows[1] and "side by side" not in hows[1] and "side by side" in hows[2]
+    assert same(ends[0], ends[1]) and same(ends[0], ends[2])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("compiled", [False, True])
+def test_bf16_and_compiled_branches(compiled, exact):
+    ends = []
+    for beside in (False, True):
+        model, opt = make(steppe.SAMPa())
+        model[4].p = 0.0
+        called = torch.compile(model) if compiled else model
+
+        def loss(x, y, called=called):
+            with torch.autocast("cuda", torch.bfloat16):
+                return F.cross_entropy(called(x), y)
+
+        step = steppe.capture(loss, opt, side_by_side=beside)
+        for day in data("cuda", 20):
+            step(*day.main, auxiliary=day.auxiliary)
+        assert ("side by side" in step.how) == beside
+        ends.append(everything(model)[:-1])
+    assert same(*ends)
