@@ -10,11 +10,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from making import benchmarks, commands, comparison, figures, map, methods, radius, support_table
+from making import benchmarks, commands, comparison, figures, map, methods, notebooks, radius, support_table
 from mkdocs.structure.files import File, Files
 
 NAMED: dict[str, Callable[[str], str]] = {
     "figure": figures.curvature,
+    "notebook": notebooks.markdown,
     "paper": figures.paper,
     "support": support_table.markdown,
 }
