@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from helpers.report_records import diverged, record
 from helpers.small_task import environment
 from steppe.cli.app import app
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import read_records, value_of
 from steppe.lab.runner.local import Job, Place, train_jobs
-from steppe.lab.runner.sweep import Span, _study, candidate, read_space, score
+from steppe.lab.runner.sweep import Span, _study, against_best, candidate, read_space, score, tied
+from steppe.lab.training.batches import cached_data, data_for
 
-QUICK = ["--epochs", "1", "--share", "0.25", "--no-curvature", "--jobs", "1"]
+QUICK = ["--epochs", "1", "--share", "0.25", "--no-curvature", "--jobs", "1", "--seeds", "1"]
 
 
 @pytest.fixture(autouse=True)
@@ -56,24 +59,48 @@ def test_values_in_brackets_are_one_value():
 
 
 def test_a_grid_on_held_out_data():
-    result = run("sweep", "--grid", "lr=0.001,0.1", "--grid", "sam.rho=0.05,0.2", "--seeds", "2", *QUICK)
+    result = run("sweep", "--grid", "lr=0.001,0.1", "--grid", "sam.rho=0.05,0.2", *QUICK, "--seeds", "2")
     records: list[Any] = read_records("runs")
     assert len(records) == 8
     seen = {(r["recipe"]["lr"], r["recipe"]["method"], r["recipe"]["seed"]) for r in records}
     assert seen == {(lr, method, seed) for lr in (1e-3, 0.1) for method in ("sam", "sam:rho=0.2") for seed in (0, 1)}
     assert all((r["train_examples"], r["test_examples"]) == (287, 72) for r in records)
     best = max({r["label"] for r in records}, key=lambda name: score([r for r in records if r["label"] == name]))
-    body = [line for line in result.stdout.splitlines() if "lr=" in line]
+    body = [line for line in result.stdout.splitlines() if "lr=" in line and "│" in line]
     assert len(body) == 4 and best in body[0]
     (said,) = [line for line in result.stdout.splitlines() if line.startswith("the best, on all training data: ")]
     chosen = next(r for r in records if r["label"] == best)["recipe"]
     command = said.partition(": steppe ")[2].split(" ")
     run(*command, "--no-curvature", "--out", "chosen")
     assert read_records("chosen")[0]["recipe"] == {**chosen, "hold_out": 0.0}
+    (compare,) = [line for line in result.stdout.splitlines() if line.startswith("whether it helps: ")]
+    assert compare.startswith("whether it helps: steppe compare --data digits --model digits-mlp --methods sam")
+    assert compare.endswith(" --seeds 10") and "--hold-out" not in compare
     # A candidate is the run that `train` would do.
     again: Any
     (again,) = train_jobs([Job(Recipe.of(records[0]["recipe"]))], Place(Path("alone")))
     assert again["final"]["test_loss"] == records[0]["final"]["test_loss"]
+
+
+def test_what_cannot_be_told_apart_from_the_best_is_tied():
+    best = [0.90, 0.91, 0.92, 0.90]
+    near = [0.91, 0.90, 0.91, 0.90]
+    far = [value - 0.2 for value in best]
+    records: Any = [record("SAM rho=0.1", a, s) for s, a in enumerate(best)]
+    records += [record("SAM rho=0.2", a, s) for s, a in enumerate(near)]
+    records += [record("SAM rho=5", a + s / 1000, s) for s, a in enumerate(far)]
+    records += [record("SAM rho=4", 0.9, s) for s in range(3)] + [diverged("SAM rho=4", 3)]
+    assert tied(records) == ["SAM rho=0.2"]
+    apart = against_best(records)["SAM rho=5"]
+    assert apart.verdict == "worse" and apart.mean.value == pytest.approx(-0.2 + 1.5 / 1000)
+
+
+def test_wrong_labels_that_we_made_do_not_judge():
+    recipe = Recipe(label_noise=0.5, hold_out=0.2)
+    noisy, clean = (cached_data("digits", 1.0, share, 0.2, None, "cpu") for share in (0.5, 0.0))
+    assert torch.equal(noisy.test.targets, clean.test.targets)
+    changed = (noisy.train.targets != clean.train.targets).float().mean().item()
+    assert 0.45 < changed < 0.55 and torch.equal(data_for(recipe).train.targets, noisy.train.targets)
 
 
 def test_what_diverged_is_not_the_best():
@@ -186,7 +213,7 @@ def test_a_study_of_another_question_is_not_gone_on_with():
     pytest.importorskip("optuna")
     sampled("--range", "lr=0.01..0.2", "--study", "mine")
     result = CliRunner().invoke(app, ["sweep", "--range", "lr=0.01..0.3", "--study", "mine", *QUICK])
-    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert result.exit_code == 2 and len([x for x in result.stderr.splitlines() if "too short" not in x]) == 1
     assert "the study mine in sqlite:///runs/sweep.db is of another search: choose another --study" in result.stderr
 
 
@@ -208,7 +235,7 @@ def test_trials_whose_records_are_gone(monkeypatch):
     assert missing in run(*command).stderr and not paths[0].exists()
     paths[1].unlink()
     result = CliRunner().invoke(app, command)
-    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert result.exit_code == 2 and len([x for x in result.stderr.splitlines() if "too short" not in x]) == 1
     assert missing.replace("1 of", "2 of") in result.stderr and "choose another --study" in result.stderr
 
 
@@ -227,6 +254,6 @@ def test_the_database_is_in_the_folder_whatever_its_name():
 def test_candidates_are_recipes_not_labels():
     result = run("sweep", "--grid", "lr=0.30001,0.30002,0.300010", *QUICK)
     assert len(read_records("runs")) == 2
-    lines = [line for line in result.stdout.splitlines() if "lr=0.3 " in line]
+    lines = [line for line in result.stdout.splitlines() if "lr=0.3 " in line and "│" in line]
     assert len(lines) == 2 and sum("lr=0.30001" in line for line in lines) == 1
     assert all("│ 1 " in line for line in lines), "one run each"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,13 +30,17 @@ def command(
     hold_out: Annotated[
         float, typer.Option(help="Share of the training data to compare settings on; 0: use the test data.")
     ] = 0.2,
-    seeds: Seeds = 1,
+    seeds: Seeds = 3,
     jobs: Jobs = None,
     on: Annotated[str, typer.Option(help="local or ray.")] = "local",
     address: Annotated[str, typer.Option(help="Address of a Ray cluster; by default a local one is started.")] = "",
     out: Out = Path("runs"),
 ) -> None:
-    """Search for settings, over a grid or by sampling, on training data held out for it."""
+    """Search for settings, over a grid or by sampling, on training data held out for it.
+
+    Settings that cannot be told apart from the best are tied with it. At the end stands the command that compares the
+    best with its base, on the test data.
+    """
     from ...lab.runner import sweep
     from ...lab.runner.comparison import notes, with_method
     from ...lab.runner.local import Job
@@ -66,4 +71,15 @@ def command(
     if all(record["status"] == "diverged" for record in records):
         typer.echo("every run diverged: none is the best")
     else:
-        typer.echo(f"the best, on all training data: {command_for(sweep.best(records))}")
+        if same := sweep.tied(records):
+            typer.echo(f"tied with the best: {', '.join(same)}")
+        best = sweep.best(records)
+        typer.echo(f"the best, on all training data: {command_for(best)}")
+        typer.echo(f"whether it helps: {_comparison(best)}")
+
+
+def _comparison(recipe: Any) -> str:
+    """The `steppe compare` command of a recipe's method and its base."""
+    words = shlex.split(command_for(recipe))
+    words[words.index("--method")] = "--methods"
+    return shlex.join(["steppe", "compare", *words[2 : words.index("--seed")], "--seeds", "10"])

@@ -1,6 +1,7 @@
 """A search for settings: over a grid, or with a sampler. Its results are ordinary records.
 
-Candidates are judged on held-out training data (`Recipe.hold_out`), so that the test data stays unseen.
+Candidates are judged on held-out training data (`Recipe.hold_out`), so that the test data stays unseen. Wrong labels of
+`Recipe.label_noise` are not in it. Candidates that cannot be told apart from the best are tied with it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from ..recipe.method_text import make_method, pieces_of, plain_value, with_setti
 from ..recipe.own_code import code_of
 from ..recipe.recipe import Recipe
 from ..records import Record, RecordWarning, label_for, metric_of, value_of
-from ..statistics import group_records, larger_is_better
+from ..report.formatting import difference
+from ..statistics import Difference, group_records, judged, larger_is_better, paired
 from .finished import finished_record
 from .local import Job
 
@@ -260,6 +262,21 @@ def best(records: Sequence[Record]) -> Recipe:
     return replace(Recipe.of(ranked(records)[0][1][0]["recipe"]), hold_out=0.0)
 
 
+def against_best(records: Sequence[Record]) -> dict[str, Difference]:
+    """Every other candidate minus the best, paired by seed, with simultaneous intervals, by its label."""
+    metric = metric_of(records)
+    groups = sorted(group_records(records), key=lambda group: -score(group.records))
+    found = {group.label: paired(group, groups[0], metric) for group in groups[1:]}
+    known = {label: one for label, one in found.items() if one is not None}
+    return dict(zip(known, judged(list(known.values()), larger_is_better(metric)), strict=True))
+
+
+def tied(records: Sequence[Record]) -> list[str]:
+    """The candidates that cannot be told apart from the best, and did not diverge."""
+    lost = {label for label, group in ranked(records) if any(record["status"] != "done" for record in group)}
+    return [label for label, one in against_best(records).items() if one.verdict != "worse" and label not in lost]
+
+
 def table_of(records: Sequence[Record]) -> Any:
     """The candidates, best first, as a rich table."""
     from rich.table import Table
@@ -267,9 +284,13 @@ def table_of(records: Sequence[Record]) -> Any:
     held = any(record["recipe"]["hold_out"] for record in records)
     metric = metric_of(records)
     name = metric.removeprefix("test_").replace("_", " ")
-    table = Table("settings", f"held-out {name}" if held else f"test {name}", "runs", "diverged")
-    for label, group in ranked(records):
+    share = metric.endswith("accuracy")
+    table = Table("settings", f"held-out {name}" if held else f"test {name}", "minus the best", "", "runs", "diverged")
+    differences, same = against_best(records), tied(records)
+    for place, (label, group) in enumerate(ranked(records)):
         diverged = sum(record["status"] == "diverged" for record in group)
-        value = f"{100 * score(group):.2f} %" if metric.endswith("accuracy") else f"{abs(score(group)):.4g}"
-        table.add_row(label, value, str(len(group)), str(diverged or ""))
+        value = f"{100 * score(group):.2f} %" if share else f"{abs(score(group)):.4g}"
+        apart = difference(differences[label], metric) if label in differences else ""
+        word = "the best" if place == 0 else "tied" if label in same else ""
+        table.add_row(label, value, apart, word, str(len(group)), str(diverged or ""))
     return table
