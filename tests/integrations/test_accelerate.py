@@ -145,4 +145,4 @@ def test_what_cannot_be_right_says_so():
     with pytest.raises(TypeError, match="needs a SharpnessAware"):
         Backward(accelerator, model, torch.optim.SGD(net.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="auxiliary must be"):
-        Backward(accelerator, model, prepared, auxiliary="fresh")  # pyright: ignore[reportArgumentType]
+        Backward(accelerator, model, prepared, auxiliary="fresh")

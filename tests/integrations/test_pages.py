@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "integrations").glob("*.md"))
-NEEDS = {"lightning": "lightning", "fabric": "lightning", "transformers": "transformers", "accelerate": "accelerate"}
+PAGES = [page for page in PAGES if page.stem != "more"]  # each section of it is run by the test of its trainer
+NEEDS = {
+    "lightning": "lightning", "fabric": "lightning", "transformers": "transformers", "accelerate": "accelerate",
+    "trl": "trl", "keras": "keras",
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")  # the trainers' own, about loaders and loggers
@@ -19,9 +23,10 @@ def test_the_page_runs(page: Path, tmp_path, monkeypatch, request):
     if page.stem == "timm":
         importlib.import_module("integrations.test_timm")  # skips where timm cannot be imported
     else:
+        monkeypatch.setenv("KERAS_BACKEND", "torch")
         pytest.importorskip(NEEDS[page.stem])
     monkeypatch.chdir(tmp_path)
-    if "accelerate" in sys.modules or page.stem in ("transformers", "accelerate"):
+    if "accelerate" in sys.modules or page.stem in ("transformers", "accelerate", "trl"):
         state = pytest.importorskip("accelerate").state.AcceleratorState
         state._reset_state(reset_partial_state=True)
         request.addfinalizer(lambda: state._reset_state(reset_partial_state=True))
@@ -31,6 +36,7 @@ def test_the_page_runs(page: Path, tmp_path, monkeypatch, request):
     for block in blocks:
         exec(compile(block, page.name, "exec"), namespace)
     optimizer = namespace["trainer"].optimizers[0] if page.stem == "lightning" else None
+    optimizer = vars(namespace["model"])["_steppe"][1] if page.stem == "keras" else optimizer
     optimizer = optimizer or getattr(namespace.get("trainer"), "optimizer", None) or namespace["optimizer"]
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
@@ -40,5 +46,5 @@ def test_the_page_runs(page: Path, tmp_path, monkeypatch, request):
 
 def test_there_is_a_page_for_each_trainer():
     folder = Path(__file__).parents[2] / "src" / "steppe" / "integrations"
-    modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "micro_batches"}
-    assert {page.stem for page in PAGES} == modules
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "micro_batches", "bookkeeping"}
+    assert {page.stem for page in PAGES} == modules | {"trl"}  # which needs no module of its own

@@ -1,4 +1,5 @@
 """Trainers: one module for each framework. Each needs its framework, and is imported by name.
 
-`lightning`, `fabric`, `transformers`, `accelerate`, `timm`. What they share is in `micro_batches`.
+`lightning`, `fabric`, `transformers`, `accelerate`, `timm`, `keras`. What they share is in `micro_batches` and
+`bookkeeping`.
 """
