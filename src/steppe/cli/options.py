@@ -46,6 +46,7 @@ RECIPE: Table = {
     "share": (float | None, None, "Train on the first part of the data, this share of it."),
     "label_noise": (float | None, None, "Share of the training labels that are replaced by wrong ones."),
     "auxiliary": (str | None, None, "Second batch, of methods that use one: fresh, fixed, previous, held-out:500."),
+    "average": (str | None, None, "Evaluate an average of the weights too: ema:0.999, or swa:0.75 (its last quarter)."),
     "model_settings": (str | None, None, "Settings of the model: hidden=256,..."),
 }
 FIELDS = {"augment": "augmentation"}  # the options of RECIPE that are named otherwise than their field
@@ -81,6 +82,10 @@ Seed = Annotated[int, typer.Option(help="Seed of the first weights, the batches 
 Seeds = Annotated[int, typer.Option(help="How many seeds, from 0.")]
 Out = Annotated[Path, typer.Option(help="The folder for records and the report.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes at a time. On a CPU by default one per core.")]
+On = Annotated[
+    str, typer.Option(help="local, ray, or queue: leave the runs in --out to `steppe work` on many machines.")
+]
+Address = Annotated[str, typer.Option(help="Address of a Ray cluster; by default a local one is started.")]
 Together = Annotated[
     int | None,
     typer.Option(help="Runs at a time in one process. By default 5 for a small net on a GPU, else 1."),

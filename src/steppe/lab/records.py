@@ -20,6 +20,7 @@ from typing import Any, TypedDict
 import torch
 
 from .. import __version__
+from ..averaging import parse as parse_average
 from ..support.errors import UserError, one_line
 from ..support.files import whole_file
 from .recipe.base_names import base_label
@@ -47,7 +48,11 @@ class _Accuracies(TypedDict, total=False):
     test_accuracy: float
 
 
-class Epoch(_Accuracies):
+class _Averages(_Accuracies, total=False):
+    averaged: dict[str, float]  # the test results of the averaged weights, if there are any yet
+
+
+class Epoch(_Averages):
     """One epoch of a run. `seconds` and `gradients` count from the start of the run."""
 
     epoch: int
@@ -71,7 +76,7 @@ class Final(_Accuracies):
 class _Always(TypedDict):
     format: str
     key: str
-    status: str  # "running", "done" or "diverged"
+    status: str  # "waiting", "running", "done" or "diverged"
     recipe: dict[str, Any]
     label: str  # its name in tables
     role: str  # "base", "equal-cost" or "method"
@@ -92,7 +97,9 @@ class Record(_Always, total=False):
     parameters: int
     train_examples: int
     test_examples: int
+    asked: dict[str, Any]  # of a run that waits, or waited, in a folder that machines share: how it is to be trained
     metric: str  # what the run is compared by, if not by its test accuracy; ends with ↑ if larger is better
+    averaged: dict[str, float]  # the test results of the averaged weights at the end
     held_out_examples: int  # kept for the second batch of a method that uses two: neither trained nor tested on
     log: str
 
@@ -119,6 +126,30 @@ def new_record(recipe: Recipe, role: str = "method", label: str | None = None, d
     if own_code := code_of(recipe):
         record["own_code"] = own_code
     return record
+
+
+def with_average(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A run, and if its weights were averaged too, the averaged net as a run of its own: a rival of the base.
+
+    Both come from one training: the gradients and seconds are the same.
+    """
+    kind = record["recipe"].get("average")
+    if not kind:
+        return [dict(record)]
+    raw = {**record, "recipe": {**record["recipe"], "average": ""}}
+    if record.get("final") is None or not record.get("averaged"):
+        return [raw]
+    epochs = [{**epoch, **epoch["averaged"]} for epoch in record["epochs"] if epoch.get("averaged")]
+    mean = {**record, "label": f"{record['label']}, {_average_name(kind)}", "epochs": epochs, "curvature": None}
+    mean["final"] = {**record["final"], **record["averaged"]}
+    if record.get("role") in ("base", "equal-cost"):
+        mean["role"] = "rival"
+    return [raw, mean]
+
+
+def _average_name(kind: str) -> str:
+    name, number = parse_average(kind)
+    return f"EMA {number:g}" if name == "ema" else f"SWA from {100 * number:g} %"
 
 
 def label_for(recipe: Recipe) -> str:

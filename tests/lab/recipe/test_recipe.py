@@ -140,6 +140,7 @@ def _other(value, name):
         "data": "mnist", "model": "mlp-3", "method": "gsam", "base": "sgd", "schedule": "cosine", "precision": "bf16",
         "augmentation": "basic", "auxiliary": "fixed", "model_settings": {"hidden": 5}, "share": 0.5, "hold_out": 0.2,
         "base_settings": {"eps": 1e-6}, "task": "regression", "loss": "mine:loss", "metric": "mine:metric",
+        "average": "ema:0.9",
     }  # fmt: skip
     if name in words:
         return words[name]

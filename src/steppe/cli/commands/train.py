@@ -23,6 +23,7 @@ def command(
     out: Out = Path("runs"),
 ) -> None:
     """Train one model once. Under torchrun, on several processes."""
+    from ...lab.records import with_average
     from ...lab.runner import comparison
     from ...lab.runner.local import Job, notes, train_jobs
     from ...lab.training.ranks import ALONE, join
@@ -42,6 +43,8 @@ def command(
         assert end is not None  # the run has ended
         said = record["verdict"] or f"{_result(record)}, loss {end['test_loss']:.4f}"
         typer.echo(f"{record['label']}: {said}, {end['seconds']:.1f} s, {end['gradients']} gradients")
+        for averaged in with_average(record)[1:]:
+            typer.echo(f"{averaged['label']}: {_result(averaged)}, loss {averaged['final']['test_loss']:.4f}")
         typer.echo(f"{'done before:' if display.before else 'wrote'} {out / (record['key'] + '.json')}")
     if distributed:
         _leave_group()

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ...auxiliary import how_many_of
+from ...averaging import parse as parse_average
 from ...method import Method
 from ...support.errors import UserError, unknown
 from ..data import data_names
@@ -64,6 +65,7 @@ class Recipe:
     task: str = "classification"
     loss: str = ""  # the user's own, package.module:function; by default the task's
     metric: str = ""  # the same; with ":lower" at the end if a lower value is better
+    average: str = ""  # an average of the weights to evaluate too: "ema:0.999", or "swa:0.75" from that share on
 
     def __post_init__(self) -> None:
         for name in _SETTINGS:
@@ -171,6 +173,11 @@ def _check(recipe: Recipe) -> None:
         if getattr(recipe, name) not in known:
             raise unknown(name, str(getattr(recipe, name)), known)
     _check_auxiliary(str(recipe.auxiliary))
+    if recipe.average:
+        try:
+            parse_average(str(recipe.average))
+        except ValueError as error:
+            raise UserError(str(error)) from None
     check_base(str(recipe.base))
     check_augmentation(recipe.augmentation)
     if recipe.task != "classification" and (recipe.mixup or recipe.label_noise):

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
-from ..records import number, seed_of, value_of
+from ..records import number, seed_of, value_of, with_average
 from .means import Mean, mean_of
 
 EQUAL = 0.05  # relative difference of gradient counts up to which two costs are equal
-METHOD = ("method", "auxiliary")
+METHOD = ("method", "auxiliary", "average")
 LENGTH = ("epochs", "schedule", "warmup")
 
 
@@ -61,9 +61,12 @@ class Group:
 
 
 def group_records(records: Iterable[Any]) -> list[Group]:
-    """Records grouped by recipe, in the order given. Of two records of the same run the last one counts."""
+    """Records grouped by recipe, in the order given. Of two records of the same run the last one counts.
+
+    A run whose weights were averaged too is in two groups: as it is, and averaged.
+    """
     groups: dict[str, Group] = {}
-    for record in map(plain, records):
+    for record in (one for given in records for one in with_average(plain(given))):
         recipe = {name: value for name, value in record["recipe"].items() if name != "seed"}
         key = json.dumps([recipe, record.get("role")], sort_keys=True, default=str)
         group = groups.setdefault(key, Group(str(record["label"]), record.get("role", "method"), recipe))

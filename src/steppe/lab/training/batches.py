@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,10 @@ class Batches:
         batches = self.data.batches("train", size, rows.to(self.device), seed=crops)
         for step, (inputs, targets) in enumerate(batches):
             yield self._changed(inputs, targets, seed_for(seed, purpose, epoch, step, self.rank))
+
+    def for_statistics(self, epoch: int, most: int = 50) -> Iterator[Tensor]:
+        """Training inputs for BatchNorm's statistics of an averaged net: at most this many batches."""
+        return (inputs for inputs, _ in islice(self._pass(epoch, "statistics"), most))
 
     def _changed(self, inputs: Tensor, targets: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """The batch after augmentation, scaling and mixup."""

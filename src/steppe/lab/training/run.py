@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...averaging import Averaging, averaging
 from ...graphs.capture import capture
 from ...graphs.replayed import Replayed
 from ...methods.late import for_steps
@@ -33,6 +34,13 @@ from .checkpoints import read_checkpoint, write_weights
 from .precision import autocast, parameter_dtype, scaler, set_precision
 from .ranks import ALONE, Ranks
 from .tasks import task_of
+
+
+def average_of(recipe: Recipe, net: nn.Module, steps: int, ranks: Ranks) -> Averaging | None:
+    """The average of the weights that a recipe asks for."""
+    if recipe.average and ranks.kind == "fsdp2":
+        raise UserError("--average needs whole copies of the weights: train with ddp, or without it")
+    return averaging(net, recipe.average, steps) if recipe.average else None
 
 
 class Run:
@@ -78,6 +86,7 @@ class Run:
         self.scaler = scaler(recipe.precision, self.device)
         self.batches = Batches(recipe, self.data, "auxiliary" in method.needs, self.device, ranks.rank, ranks.world)
         self.optimizer.method = for_steps(method, recipe.epochs * self.batches.steps)
+        self.average = average_of(recipe, self.net, recipe.epochs * self.batches.steps, ranks)
         exact = torch.float32 if self.device.type == "mps" else torch.float64
         # Loss, correct answers, steps before the first loss that is not finite:
         self.totals = torch.zeros(3, dtype=exact, device=self.device)
@@ -143,6 +152,8 @@ class Run:
                     group["lr"] = lr if first == recipe.lr or not recipe.lr else first * lr / recipe.lr
             self._random.manual_seed(seed_for(recipe.seed, "model", epoch, step, self.ranks.rank))  # for dropout
             self.step(inputs, targets, auxiliary)
+            if self.average is not None:
+                self.average.update()
             for name, value in self.optimizer.metrics.items():
                 if isinstance(value, Tensor):  # numbers are averaged; of a vector (GAM's γ) the last value is kept
                     total, count = sums.get(name, (0.0, 0))
@@ -165,6 +176,8 @@ class Run:
         if self.task.count is not None:
             entry["train_accuracy"] = right * self.ranks.world / (batches.steps * recipe.batch)
         entry.update(test)  # a subclass may evaluate more
+        if self.average is not None and self.average.started:
+            entry["averaged"] = self.ranks.broadcast(self._evaluate_average(self.average, epoch))
         self.record["epochs"].append(entry)
         for name in ("train_loss", "train_accuracy", "test_loss", self.task.name, "lr") if self.logger else ():
             if name in entry:
@@ -186,6 +199,13 @@ class Run:
         elif self.task.from_loss is not None:
             right = self.task.from_loss(loss)
         return {"test_loss": loss, self.task.name: right}
+
+    def _evaluate_average(self, average: Averaging, epoch: int) -> dict[str, float]:
+        """The same for the averaged weights."""
+        with autocast(self.recipe.precision, self.device):
+            average.estimate_batch_norm(self.batches.for_statistics(epoch))
+        with average.in_place():
+            return self.evaluate()
 
     def _count_test(self, inputs: Tensor, targets: Tensor) -> None:
         with torch.no_grad(), autocast(self.recipe.precision, self.device):
@@ -220,9 +240,12 @@ class Run:
         weights, state = self.ranks.state(self.net, self.optimizer)
         if self.checkpoint is None or self.folder is None or not self.ranks.first:
             return
-        scale = None if self.scaler is None else self.scaler.state_dict()
+        kept: dict[str, Any] = {"record": self.record, "model": weights, "optimizer": state}
+        kept["scaler"] = None if self.scaler is None else self.scaler.state_dict()
+        if self.average is not None:
+            kept["average"] = self.average.state_dict()
         with whole_file(self.checkpoint) as path:
-            torch.save({"record": self.record, "model": weights, "optimizer": state, "scaler": scale}, path)
+            torch.save(kept, path)
         write_record(self.record, self.folder)
 
     def _resume(self) -> None:
@@ -239,6 +262,8 @@ class Run:
             raise UserError(f"{unfit}: delete it to start from scratch ({describe(error)})") from None
         if self.scaler is not None:
             self.scaler.load_state_dict(saved["scaler"])
+        if self.average is not None:
+            self.average.load_state_dict(saved["average"])
         record, then = self.record, saved["record"]
         record["status"], record["epochs"] = then["status"], then["epochs"]
         record["verdict"], record["started"] = then["verdict"], then["started"]
@@ -253,6 +278,8 @@ class Run:
             if name in last
         }
         record["final"] = final
+        if "averaged" in last:
+            record["averaged"] = last["averaged"]
         if record["status"] == "running":
             if self.measure is not None and self.ranks.first:
                 record["curvature"] = self.measure(self)
@@ -266,6 +293,8 @@ class Run:
             weights = self.ranks.state(self.net, self.optimizer)[0]
             if self.ranks.first:
                 write_weights(weights, self.folder, self.recipe.key)
+                if self.average is not None:
+                    write_weights(self.average.model.state_dict(), self.folder, f"{self.recipe.key}-averaged")
         if self.ranks.first:
             write_record(record, self.folder)
             self.checkpoint.unlink(missing_ok=True)
