@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import threading
@@ -147,6 +148,15 @@ def test_a_full_disk_is_said_in_one_line(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_leaves_the_old_file(tmp_path):
+    path = write_record(record(), tmp_path)
+    before = path.read_bytes()
+    said = r"cannot be written: the disk is full\. .* run the same command again"
+    with pytest.raises(UserError, match=said), whole_file(path) as beside:
+        raise OSError(errno.ENOSPC, "No space left on device", beside.write_text("half"))
+    assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_own_functions_are_known_by_their_files(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..lab.records import RecordWarning
 from ..support.errors import UserError, one_line, unknown
+from ..support.files import DISK_FULL, disk_is_full
 
 
 def say(text: object) -> None:
@@ -85,7 +86,7 @@ def helpful() -> Iterator[None]:
         raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        say(f"{where}{error.strerror or error}")
+        say(f"{where}{DISK_FULL if disk_is_full(error) else error.strerror or error}")
         raise typer.Exit(2) from None
     except torch.OutOfMemoryError as error:
         say(

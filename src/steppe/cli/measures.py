@@ -19,6 +19,7 @@ from ..curvature.krylov import Krylov
 from ..curvature.objective import Objective
 from ..curvature.operator import Hessian
 from ..curvature.trace import frobenius_squared, trace
+from ..support.files import whole_file
 from .partial_results import Partial
 from .tables import show_table
 
@@ -129,7 +130,8 @@ def write(found: dict[str, Found], out: Path) -> list[str]:
     details = {name: {k: v for k, v in one.drawn.items() if k != "density"} for name, one in found.items()}
     path = out / "curvature.json"
     text = json.dumps({"measures": as_json(numbers), "details": as_json(details)}, indent=1, ensure_ascii=False)
-    path.write_text(text, encoding="utf-8")
+    with whole_file(path) as beside:
+        beside.write_text(text, encoding="utf-8")
     said = [f"wrote {path}"]
     makers: dict[str, Callable[..., Any]] = {
         "density": figures.density_figure,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..support.files import whole_file
 from .density import LogDet, Spectrum
 from .flatness import transformed
 from .landscape import Line, Plane
@@ -171,14 +172,15 @@ def surface_html(plane: Plane, path: str | os.PathLike[str]) -> None:
     scene["camera"] = {"eye": {"x": -1.0, "y": -1.35, "z": 1.0}, "center": {"x": 0, "y": 0, "z": -0.15}}
     figure.update_layout(scene=scene, margin={"l": 0, "r": 0, "t": 0, "b": 0}, template="plotly_white", autosize=True)
     options: dict[str, Any] = {"config": {"displaylogo": False}, "default_height": "96vh"}
-    figure.write_html(os.fspath(path), include_plotlyjs=True, full_html=True, **options)
+    with whole_file(Path(path)) as beside:
+        figure.write_html(os.fspath(beside), include_plotlyjs=True, full_html=True, **options)
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """Write a figure: PNG, SVG or PDF, by the name."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    with whole_file(path) as beside:
+        figure.savefig(beside, dpi=130, format=path.suffix[1:] or "png")
     return path
 
 

@@ -14,6 +14,7 @@ import torch
 
 from ..lab.statistics import Group
 from ..methods.gam import transformation
+from ..support.files import whole_file
 from .definitions import s0 as s0_gam
 from .definitions import s1 as s1_gsam
 from .definitions import s4 as s4_sasam
@@ -33,7 +34,8 @@ def draw(name: str, results: Results, folder: Path) -> Path | None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{kept.experiment.slug}.png"
-    figure.savefig(path, dpi=100, metadata={"Description": described(kept), "Software": None})
+    with whole_file(path) as beside:
+        figure.savefig(beside, dpi=100, format="png", metadata={"Description": described(kept), "Software": None})
     return path
 
 

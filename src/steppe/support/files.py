@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +10,16 @@ from pathlib import Path
 
 from .errors import UserError, one_line
 
+_GO_ON = "Earlier files are as they were: make room and run the same command again"
+DISK_FULL = f"the disk is full. {_GO_ON}"
+
 # Words in the errors of torch and safetensors when a file cannot be written: neither raises an OSError.
 _NOT_WRITTEN = ("inline_container", "PytorchStreamWriter", "I/O error")
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Whether an error says that there is no room left, or none within the user's quota."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 @contextmanager
@@ -30,8 +39,10 @@ def whole_file(path: Path) -> Iterator[Path]:
         yield beside
         os.replace(beside, path)
     except Exception as error:
+        if disk_is_full(error):
+            raise UserError(f"{path} cannot be written: {DISK_FULL}") from None
         if not isinstance(error, OSError) and any(word in str(error) for word in _NOT_WRITTEN):
-            raise UserError(f"{path} cannot be written; is the disk full? ({one_line(error)})") from None
+            raise UserError(f"{path} cannot be written; is the disk full? ({one_line(error)}) {_GO_ON}") from None
         raise
     finally:
         beside.unlink(missing_ok=True)

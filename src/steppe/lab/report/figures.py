@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...support.files import whole_file
 from ..statistics import Mean, Row, summarise
 from . import formatting
 from .chart_data import PROGRESS, curve, quantity_name
@@ -130,7 +131,9 @@ def write_figures(records: Iterable[Any], folder: str | os.PathLike[str], metric
         for name, figure in made.items():
             for kind in ("png", "svg"):
                 path = folder / f"{name}.{kind}"
-                figure.savefig(path, dpi=200, metadata={"Date": None} if kind == "svg" else {"Software": None})
+                metadata = {"Date": None} if kind == "svg" else {"Software": None}
+                with whole_file(path) as beside:
+                    figure.savefig(beside, dpi=200, format=kind, metadata=metadata)
                 written.append(path)
     return written
 
