@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("scipy")
 
 from helpers.report_records import record, rows
+from steppe.lab.statistics import difference_of, judged
 
 
 def test_a_method_is_compared_with_the_base_that_costs_no_more():
@@ -38,15 +39,29 @@ def test_where_longer_training_hurts_the_shorter_base_is_the_rival():
     assert gam.equal_cost.verdict != "better"
 
 
-def test_each_seed_s_rival_is_chosen_by_the_other_seeds():
-    short, longer = [0.90, 0.90, 0.99], [0.91, 0.91, 0.91]
-    records = [record("SGD", a, s, role="base") for s, a in enumerate(short)]
-    records += [record("SGD, 2x longer", a, s, role="equal-cost", epochs=8) for s, a in enumerate(longer)]
-    records += [record("SAM", 0.95, s, cost=2.0) for s in range(3)]
-    equal = rows(records)["SAM"].equal_cost
-    # seeds 0 and 1 see 0.99 of seed 2 and choose the short base; seed 2 sees 0.90, 0.90 and chooses the longer
-    assert equal.by_seed == pytest.approx({0: 0.05, 1: 0.05, 2: 0.04})
-    assert equal.against == "SGD (2 of 3 seeds)"
+def test_the_rival_that_is_hardest_to_beat_is_shown():
+    """Not the one with the best mean, but the one against which the least is certain."""
+    draw = [0.0, 0.004, 0.001, 0.003, 0.002, 0.005, 0.0035, 0.0015]
+    records = []
+    for seed, bump in enumerate(draw):
+        records.append({**record("SGD", 0.90 + bump, seed, role="base"), "epochs": []})
+        unsteady = record("SGD, 2x longer", 0.89 + 9 * draw[-1 - seed], seed, role="equal-cost", epochs=8)
+        records.append({**unsteady, "epochs": []})
+        records.append(record("SAM", 0.93 + 1.1 * bump, seed, cost=2.0))
+    found = rows(records)["SAM"]
+    assert found.equal_cost.against == "SGD, 2x longer" and found.difference.verdict == "better"
+    assert found.equal_cost.mean.low < found.difference.mean.low
+
+
+def test_better_than_all_needs_no_correction_and_worse_than_one_of_many_does():
+    values = [1.0, 1.2, 0.9, 1.1, 1.0, 1.3, 0.8]
+    one = difference_of(dict(enumerate(values)), dict.fromkeys(range(7), 0.0), "SGD")
+    assert one is not None
+    (alone,), (among,) = judged([one]), judged([one], among=[5])
+    half = [mean.high - mean.value for mean in (alone.mean, among.mean)]
+    assert alone.mean.low == among.mean.low and half[1] > half[0]
+    (alone,), (among,) = judged([one], larger=False), judged([one], larger=False, among=[5])
+    assert alone.mean.high == among.mean.high and among.p == pytest.approx(5 * alone.p)
 
 
 def test_stopping_early_is_free():

@@ -29,8 +29,8 @@ def results(index: int, rows: Sequence[Row], metric: str) -> Markup:
     body = [_result(row, metric, scale) for row in rows]
     caption = (
         f"{capitalised(formatting.name_of(metric))}: mean ± standard error over seeds. Differences are paired by seed, "
-        "with intervals that hold together with 95 %. The best base at no more cost is the base trained up to as long "
-        "as the method costs, or stopped early; for each seed it is the one that is best on the other seeds. Click a "
+        "with intervals that hold together with 95 %. The best base at no more cost is, of the base trained up to "
+        "as long as the method costs, stopped early and its rivals, the one that is hardest to beat. Click a "
         "header to sort."
     )
     made = tag(

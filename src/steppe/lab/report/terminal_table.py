@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NOTE = (
     "mean ± standard error over seeds; differences paired by seed; all intervals of a problem hold together with 95 %. "
-    "Best base: trained up to as long as the method costs, or stopped early; for each seed chosen by the other seeds"
+    "Best base: of those trained up to as long as the method costs, or stopped early, the one that is hardest to beat"
 )
 STYLES = {"better": "green", "worse": "red", "all diverged": "red", "some diverged": "yellow", "base": "dim"}
 

@@ -9,7 +9,7 @@ With up to `POOLED` seeds a variance from one row is a poor estimate: three seed
 share one variance, with three safeguards. A row whose variance is significantly larger than that of the others, for
 example of a method that diverges, is left out and judged by its own. No row is judged by less than its own variance.
 Rows that move together do not count as independent: the degrees of freedom are Box's, ν tr(S)²/tr(S²), with S the
-covariance of the differences; for few seeds tr(S²) is partly corrected for its bias. `benchmarks/verdicts.py`
+covariance of the differences; for few seeds tr(S²) is partly corrected for its bias. `studies/verdicts/simulate.py`
 simulates the errors of the first kind and the power.
 """
 
@@ -77,17 +77,32 @@ def p_value(mean: Mean, degrees: float | None = None) -> float:
     return float(2 * stdtr(mean.n - 1 if degrees is None else degrees, -abs(mean.value) / mean.error))
 
 
-def judged(differences: Sequence[Difference], larger: bool = True, confidence: float = CONFIDENCE) -> list[Difference]:
+def judged(
+    differences: Sequence[Difference],
+    larger: bool = True,
+    confidence: float = CONFIDENCE,
+    among: Sequence[int] = (),
+    family: int | None = None,
+) -> list[Difference]:
     """The differences with simultaneous intervals and verdicts. `larger`: larger values are better.
+
+    `family` is the number of comparisons; by default that of the differences. `among` says for each difference to how
+    many rivals it is one: who is better than the best of them is better than each, which needs no correction; who is
+    worse than the best of them is worse than one of many, which does.
 
     >>> a = difference_of({0: 3.0, 1: 3.1, 2: 3.2, 3: 2.9}, {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.1}, "SGD")
     >>> judged([a])[0].verdict
     'better'
     """
     enough = [one for one in differences if one.n >= FEWEST]
-    family = len({tuple(sorted(one.by_seed.items(), key=str)) for one in enough})  # the same comparison counts once
+    distinct = len({tuple(sorted(one.by_seed.items(), key=str)) for one in enough})  # the same comparison counts once
+    size = max(distinct if family is None else family, 1)
     shared = _shared(enough)
-    return [_judge(one, shared.get(k), family, larger, confidence) for k, one in _numbered(differences)]
+    rivals = among or [1] * len(differences)
+    return [
+        _judge(one, shared.get(place), size, larger, confidence, many)
+        for (place, one), many in zip(_numbered(differences), rivals, strict=True)
+    ]
 
 
 def _numbered(differences: Sequence[Difference]) -> list[tuple[int, Difference]]:
@@ -100,27 +115,30 @@ def _numbered(differences: Sequence[Difference]) -> list[tuple[int, Difference]]
 
 
 def _judge(
-    one: Difference, shared: tuple[float, float] | None, family: int, larger: bool, confidence: float
+    one: Difference, shared: tuple[float, float] | None, family: int, larger: bool, confidence: float, rivals: int
 ) -> Difference:
     if one.n < FEWEST:  # one or two seeds: no interval and no verdict
         mean = replace(one.mean, low=None, high=None)
-        return replace(one, mean=mean, adjusted=1.0, verdict="n too small to tell", family=max(family, 1))
+        return replace(one, mean=mean, adjusted=1.0, verdict="n too small to tell", family=family)
     error, degrees = shared or (one.mean.error, one.n - 1.0)
     mean = replace(one.mean, error=error)
     level = 1 - confidence ** (1 / family)
-    p = p_value(mean, degrees)
+    good = (mean.value > 0) == larger
+    p = p_value(mean, degrees) * (1 if good else rivals)
+    p = min(p, 1.0)
     adjusted = 1 - (1 - p) ** family
     if error:
-        half = _quantile(1 - level / 2, degrees) * error
-        mean = replace(mean, low=mean.value - half, high=mean.value + half)
-        sure = abs(mean.value) > half
+        better, worse = (_quantile(1 - level / 2 / many, degrees) * error for many in (1, rivals))
+        below, above = (better, worse) if larger else (worse, better)
+        mean = replace(mean, low=mean.value - below, high=mean.value + above)
+        sure = abs(mean.value) > (better if good else worse)
     else:
         sure = adjusted < 1 - confidence
-    way = "better" if (mean.value > 0) == larger else "worse"
+    way = "better" if good else "worse"
     if sure:
         said, needed = way, None
     elif p < 1 - confidence:
-        said, needed = f"probably {way}", _needed(mean, degrees, level)
+        said, needed = f"probably {way}", _needed(mean, degrees, level if good else level / rivals)
     else:
         said, needed = "no difference seen", None
     return replace(one, mean=mean, p=p, adjusted=adjusted, verdict=said, family=family, needed=needed)
@@ -157,12 +175,13 @@ def _shared(differences: Sequence[Difference]) -> dict[int, tuple[float, float]]
         return {}
     order = sorted(common, key=str)
     values = {k: [differences[k].by_seed[seed] for seed in order] for k in rows}
-    agreeing = _agreeing(values, n - 1)
+    constant = [k for k in rows if not differences[k].mean.error]  # often by chance, where accuracies are coarse
+    agreeing = _agreeing({k: values[k] for k in rows if k not in constant}, n - 1)
     if len(agreeing) < 3:
         return {}
     variance, degrees = _pooled([values[k] for k in agreeing], n - 1)
     own = {k: _covariance(values[k], values[k]) for k in agreeing}
-    return {k: (math.sqrt(max(variance, own[k]) / n), degrees) for k in agreeing} if variance > 0 else {}
+    return {k: (math.sqrt(max(variance, own.get(k, 0.0)) / n), degrees) for k in [*agreeing, *constant]}
 
 
 def _agreeing(values: Mapping[int, list[float]], freedom: int) -> list[int]:
@@ -173,7 +192,7 @@ def _agreeing(values: Mapping[int, list[float]], freedom: int) -> list[int]:
     while len(rows) > 1:
         variance, degrees = _pooled([values[k] for k in rows[:-1]], freedom)
         largest = _covariance(values[rows[-1]], values[rows[-1]])
-        if largest == 0 or (variance > 0 and fdtrc(freedom, degrees, largest / variance) >= _AGREE):
+        if fdtrc(freedom, degrees, largest / variance) >= _AGREE:
             break
         rows.pop()
     return rows
@@ -184,8 +203,6 @@ def _pooled(rows: Sequence[list[float]], freedom: int) -> tuple[float, float]:
     matrix = [[_covariance(a, b) for b in rows] for a in rows]
     trace, count = sum(matrix[k][k] for k in range(len(rows))), len(rows)
     squares = sum(x * x for row in matrix for x in row)
-    if trace <= 0:
-        return 0.0, float(freedom)
     unbiased = freedom**2 / ((freedom - 1) * (freedom + 2)) * (squares - trace**2 / freedom)
     squares += (unbiased - squares) / freedom  # a full correction would be too noisy
     most = freedom * count / (1 + (count - 1) / 4)  # independent rows that share nothing but the base

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .family import Difference, difference_of, judged
+from .family import FEWEST, Difference, difference_of, judged
 from .groups import Group, average, base_of, group_records, larger_is_better, ratio
 from .means import CONFIDENCE, Mean, mean_of
-from .rivals import against_rivals
+from .rivals import against_rivals, hardest
 
 BASE_ROLES = ("base", "equal-cost", "rival")  # what a user could do without a method
 
@@ -60,13 +60,14 @@ def paired(one: Group, other: Group, metric: str, confidence: float = CONFIDENCE
 def _rows(groups: list[Group], metric: str, base: str | None, confidence: float) -> list[Row]:
     bases = [g for g in groups if (g.role == "base" if base is None else g.label == base)]
     free = bases + [g for g in groups if g.role in BASE_ROLES[1:] and g not in bases]
-    rows = [_row(group, bases, free, metric, confidence) for group in groups]
-    rows = _with_verdicts(rows, larger_is_better(metric), confidence)
+    rows = [_row(group, bases, metric, confidence) for group in groups]
+    rivals = [[] if g in free else against_rivals(g, free, metric, confidence) for g in groups]
+    rows = _with_verdicts(rows, rivals, larger_is_better(metric), confidence)
     rows = [replace(row, verdict=_verdict(row, base_of(row.group, bases) is not None)) for row in rows]
     return sorted(rows, key=lambda row: _place(row, larger_is_better(metric)))
 
 
-def _row(group: Group, bases: list[Group], free: list[Group], metric: str, confidence: float) -> Row:
+def _row(group: Group, bases: list[Group], metric: str, confidence: float) -> Row:
     reference = None if group in bases else base_of(group, bases)
     seconds, mine = group.mean("seconds"), average(group, "gradients")
     against = group if group in bases else reference
@@ -85,21 +86,23 @@ def _row(group: Group, bases: list[Group], free: list[Group], metric: str, confi
         cost=ratio(mine, against and average(against, "gradients")),
         time=ratio(seconds and seconds.value, base_seconds and base_seconds.value),
         difference=reference and paired(group, reference, metric, confidence),
-        equal_cost=None if group in free else against_rivals(group, free, metric, confidence),
+        equal_cost=None,
         verdict="",
         reasons=tuple(str(r.get("verdict") or "diverged") for r in group.diverged),
         group=group,
     )
 
 
-def _with_verdicts(rows: list[Row], larger: bool, confidence: float) -> list[Row]:
-    """All comparisons of the table are one family."""
-    places = [(k, kind) for kind in ("difference", "equal_cost") for k, row in enumerate(rows) if getattr(row, kind)]
-    found = judged([getattr(rows[k], kind) for k, kind in places], larger, confidence)
-    changed = list(rows)
-    for (k, kind), one in zip(places, found, strict=True):
-        changed[k] = replace(changed[k], **{kind: one})
-    return changed
+def _with_verdicts(rows: list[Row], rivals: list[list[Difference]], larger: bool, confidence: float) -> list[Row]:
+    """All comparisons of the table are one family; that of a method with its rivals is one of them."""
+    to_base = [row.difference for row in rows if row.difference is not None]
+    to_rivals = [one for some in rivals for one in some]
+    among = [1] * len(to_base) + [len(some) for some in rivals for _ in some]
+    family = sum(one.n >= FEWEST for one in to_base) + sum(any(one.n >= FEWEST for one in some) for some in rivals)
+    found = iter(judged([*to_base, *to_rivals], larger, confidence, among, family))
+    rows = [row if row.difference is None else replace(row, difference=next(found)) for row in rows]
+    judged_rivals = [[next(found) for _ in some] for some in rivals]
+    return [replace(row, equal_cost=hardest(some, larger)) for row, some in zip(rows, judged_rivals, strict=True)]
 
 
 def _verdict(row: Row, has_base: bool) -> str:
