@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from .engine import checks
 from .engine.closures import Closures, closures_for, evaluate, hessian_product
+from .engine.compiling import Uncompiled, run_as_they_are
 from .engine.groups import Groups
 from .engine.home import Place
 from .engine.looks import Pass, Products, Surroundings
@@ -33,6 +34,7 @@ from .vector import Each, Space, same
 
 Base = Optimizer | Sequence[Optimizer]
 # Settings of `SharpnessAware`, beside base, method and model:
+_VERBS = ("step", "passes", "gradient", "begin", "abandon", "zero_grad", "state_dict", "load_state_dict")
 _SETTINGS = ("local", "hvp", "seed", "norm_group", "loss_group", "home")
 
 
@@ -92,6 +94,7 @@ class SharpnessAware(Recordable, Optimizer):
         self._memory = MethodState()
         self._lr_set: Any = None  # the learning rate the method has set
         self._scaler_steps = False  # a GradScaler is calling
+        run_as_they_are(SharpnessAware, _VERBS)
         Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
         self._groups = Groups(self.base, seed)
 
@@ -145,7 +148,7 @@ class SharpnessAware(Recordable, Optimizer):
         self.under_way.refuse_leftovers(space)
         if self.hvp == "exact" and "hvp" in self.method.needs:
             raise RuntimeError('hvp="exact" needs closures that return a graph: use step(closure) or gradient(closure)')
-        return self._start(space, scaler, first_done=False)
+        return Uncompiled(self._start(space, scaler, first_done=False))
 
     def gradient(
         self,
