@@ -1,79 +1,139 @@
-"""The picture and the numbers that README begins with, made from records of two comparisons on digits.
+"""The picture and the sentences that README and the documentation begin with, from the records of `steppe compare`.
 
-Run ``python docs/making/first_picture.py`` to draw it again. The records are those of `steppe compare --methods
-sam:rho=0.1,asam:rho=1.0,gsam:rho=0.1 --seeds 10`, with and without ``--label-noise 0.6``.
+python docs/making/first_picture.py RUNS     keeps the records of a folder in which `steppe compare` was run, and draws
+python docs/making/first_picture.py          draws again
+
+The same records make the report on the page about comparing.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ASSETS = Path(__file__).parents[1] / "assets"
-RECORDS, PICTURE = ASSETS / "digits_label_noise.json", ASSETS / "digits_label_noise.png"
-BASE, PANELS = "SGD", {0.0: "clean labels", 0.6: "60 % wrong labels"}
+RECORDS = ASSETS / "first_comparison.json"  # a list of records
+PICTURES = {"light": ASSETS / "first_comparison.png", "dark": ASSETS / "first_comparison_dark.png"}
+PANELS = {0.6: "60 % wrong labels", 0.0: "clean labels"}
+INK = {"light": ("#1c1e22", "#00694b", "#a8340a", "#6b7078"), "dark": ("#e9e7e2", "#4fd0a0", "#ff9468", "#a7acb5")}
 
 
-def differences(noise: float, against: str = BASE) -> dict[str, list[float]]:
-    """For each method, its test accuracy less that of another with the same seed, in points."""
-    runs: dict[str, dict[int, float]] = {}
-    for run in json.loads(RECORDS.read_text("utf-8"))["runs"]:
-        if run["label_noise"] == noise:
-            runs.setdefault(run["label"], {})[run["seed"]] = 100 * run["test_accuracy"]
-    base = runs.pop(against)
-    return {label: [found[seed] - base[seed] for seed in sorted(base)] for label, found in runs.items()}
+@cache
+def rows(noise: float, metric: str = "test_accuracy") -> dict[str, Any]:
+    """The rows of the table of one panel, by label."""
+    from steppe.lab.statistics import summarise
+
+    records = [r for r in json.loads(RECORDS.read_text("utf-8")) if r["recipe"]["label_noise"] == noise]
+    return {row.label: row for row in summarise(records, metric)}
 
 
-def interval(values: list[float]) -> tuple[float, float, float]:
-    """The mean and its 95 % t interval."""
-    from steppe.support.student import t_quantile
-
-    n, middle = len(values), mean(values)
-    spread = (sum((value - middle) ** 2 for value in values) / (n - 1)) ** 0.5
-    half = t_quantile(0.975, n - 1) * spread / n**0.5
-    return middle, middle - half, middle + half
+def text(difference: Any) -> str:
+    """A difference in points with its simultaneous interval, as README writes it."""
+    values = (difference.mean.value, difference.mean.low, difference.mean.high)
+    middle, low, high = (f"{100 * value:+.1f}".replace("-", "−") for value in values)
+    return f"{middle.replace('+0.0', '0.0').replace('−0.0', '0.0')} [{low}, {high}]"
 
 
-def text(values: list[float]) -> str:
-    """A difference with its interval, as README writes it.
+def sentence() -> str:
+    """What the comparison says, with n and intervals."""
+    noisy, clean = rows(0.6)["SAM rho=0.1"], rows(0.0)["SAM rho=0.1"]
+    look = rows(0.6)["LookSAM rho=0.1"]
+    verdicts = {row.difference.verdict for row in rows(0.0).values() if row.role == "method"}
+    assert noisy.equal_cost.verdict == look.equal_cost.verdict == "better" and verdicts == {"no difference seen"}
+    return (
+        f"With 60 % wrong labels SAM is {text(noisy.difference)} points above SGD, and {text(noisy.equal_cost)} above "
+        "the best of what costs no more: SGD trained up to twice as long, stopped early, or with Nesterov's momentum. "
+        f"LookSAM gains {text(look.equal_cost)} at {look.cost:.1f} times SGD's cost. With clean labels no method "
+        f"differs from SGD: SAM {text(clean.difference)}."
+    )
 
-    >>> text([1.0, 2.0, 3.0])
-    '+2.0 [−0.5, +4.5]'
-    """
-    middle, low, high = (f"{value:+.1f}".replace("-", "−") for value in interval(values))
-    return f"{middle} [{low}, {high}]"
+
+def conditions() -> str:
+    """Under which conditions."""
+    row = rows(0.6)["SAM rho=0.1"]
+    losses = [rows(noise, "test_loss")["SAM rho=0.1"].difference.verdict for noise in PANELS]
+    assert losses == ["worse", "better"]
+    examples = row.group.done[0]["test_examples"]
+    return (
+        f"Digits, a small net, n = {row.n}, simultaneous 95 % intervals; {examples} test images, so one image is "
+        f"{100 / examples:.2f} points. SAM's test loss is higher than SGD's with wrong labels, lower with clean ones."
+    )
 
 
-def draw() -> Any:
-    """One panel for clean and one for wrong labels: every seed's difference, the mean and its interval."""
-    import matplotlib
+def draw(theme: str = "light") -> Figure:
+    """One panel for wrong and one for clean labels: every seed's difference, the mean and its interval."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(9, 2.4), sharex=True, sharey=True)
+    ink, good, bad, grey = INK[theme]
+    figure = Figure(figsize=(9, 2.9), layout="constrained")
+    axes = figure.subplots(1, 2, sharex=True, sharey=True)
     for axis, (noise, title) in zip(axes, PANELS.items(), strict=True):
-        rows = differences(noise)
-        for place, values in enumerate(rows.values()):
-            middle, low, high = interval(values)
-            colour = "#00796b" if low > 0 else "#c62828" if high < 0 else "#616161"
-            axis.plot(values, [place] * len(values), "o", color=colour, alpha=0.3, markersize=4)
-            axis.plot([low, high], [place, place], "-", color=colour, linewidth=3)
-            axis.plot(middle, place, "D", color=colour, markersize=6)
-        axis.axvline(0, color="black", linewidth=0.8)
-        axis.set_title(f"digits, {title}", fontsize=11)
-        axis.set_yticks(range(len(rows)), list(rows))
-        axis.margins(y=0.2)
+        shown = [row for row in rows(noise).values() if row.role != "base" and "1.1x" not in row.label]
+        shown.sort(key=lambda row: (row.role == "method", row.label), reverse=True)
+        for place, row in enumerate(reversed(shown)):
+            one = row.difference
+            colour = {"better": good, "worse": bad}.get(one.verdict, grey)
+            seeds = [100 * value for value in one.by_seed.values()]
+            axis.plot(seeds, [place] * len(seeds), "o", color=colour, alpha=0.35, markersize=4, markeredgewidth=0)
+            axis.plot([100 * one.mean.low, 100 * one.mean.high], [place, place], "-", color=colour, linewidth=3)
+            axis.plot(100 * one.mean.value, place, "D", color=colour, markersize=6)
+        axis.axvline(0, color=ink, linewidth=0.8)
+        axis.set_title(f"digits, {title}", fontsize=11, color=ink)
+        axis.set_yticks(range(len(shown)), [_label(row) for row in reversed(shown)])
+        axis.margins(y=0.12)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("test accuracy less SGD's, points (each dot a seed; mean with 95 % interval, n = 10)", fontsize=10)
-    figure.tight_layout()
+        axis.spines[["left", "bottom"]].set_color(grey)
+        axis.tick_params(colors=ink)
+        axis.patch.set_alpha(0)
+    n = next(iter(rows(0.6).values())).n
+    axis_label = f"test accuracy less SGD's, points: seeds, mean, 95 % interval, n = {n}; × is the cost"
+    figure.supxlabel(axis_label, fontsize=10, color=ink)
+    figure.patch.set_alpha(0)
     return figure
 
 
+def _label(row: Any) -> str:
+    name = row.label.replace(" rho=", ", ρ = ").replace(", 2x longer", ", longer").replace("nesterov", "Nesterov")
+    return f"{name}, {row.cost:.1f}×"
+
+
+def markdown() -> str:
+    """The picture in the page's colours, and below it what it says."""
+    from .figures import kept
+
+    drawn = kept("first", [Path(__file__), RECORDS], lambda: draw("light"))
+    return f"{drawn}\n\n**{sentence()}** {conditions()}"
+
+
+def compact(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record without what the pages do not show: tenths of training, no times, curvature without spectra."""
+    epochs, curvature = record["epochs"], record["curvature"] or {}
+    tenths = sorted({round(k * len(epochs) / 10) for k in range(1, 11)} - {0})
+    numbers = ("epoch", "train_loss", "test_loss", "test_accuracy", "gradients")
+    short = [{name: _rounded(epochs[k - 1][name]) for name in numbers} for k in tenths]
+    values = {name: {k: _rounded(v) for k, v in found.items() if k in ("value", "rho")}
+              for name, found in curvature.items() if isinstance(found, dict) and "value" in found}  # fmt: skip
+    final = {name: _rounded(value) for name, value in record["final"].items() if name != "seconds"}  # a busy machine's
+    return {**record, "epochs": short, "curvature": values, "final": final}
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
 if __name__ == "__main__":
-    draw().savefig(PICTURE, dpi=160)
-    for noise, title in PANELS.items():
-        for against in (BASE, f"{BASE}, 2x longer"):
-            print(title, "against", against, {label: text(v) for label, v in differences(noise, against).items()})
+    if len(sys.argv) > 1:
+        from steppe.lab.records import read_records
+
+        lines = [json.dumps(compact(record)) for record in read_records(sys.argv[1:])]
+        RECORDS.write_text("[\n" + ",\n".join(lines) + "\n]\n", "utf-8")
+    for theme, path in PICTURES.items():
+        draw(theme).savefig(path, dpi=160, metadata={"Software": None})
+    print(sentence(), conditions())

@@ -149,7 +149,8 @@ def base_sentence(row: Row, metric: str) -> str:
     unit = " %" if is_share(metric) else ""
     lost = f", {row.diverged} diverged" if row.diverged else ""
     said = f"{mean(row.mean, metric)}{unit} {name_of(metric)} (n = {row.n}{lost})"
-    return f"{said}, {count(row.gradients)} gradients, {duration(row.seconds and row.seconds.value)}."
+    time = f", {duration(row.seconds.value)}" if row.seconds else ""
+    return f"{said}, {count(row.gradients)} gradients{time}."
 
 
 def sentence(row: Row, metric: str) -> str:

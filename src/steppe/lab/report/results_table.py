@@ -18,12 +18,11 @@ def results(index: int, rows: Sequence[Row], metric: str) -> Markup:
         sorting_head("method", "text"),
         sorting_head(formatting.name_of(metric), "number", percent),
         sorting_head(formatting.name_of(formatting.other(metric)), "number", formatting.unit(formatting.other(metric))),
-        sorting_head("runs", "number"),
         sorting_head("gradients", "number", "× base"),
         sorting_head("time", "number", "× base"),
         sorting_head("difference to base", "number difference", points),
         sorting_head("verdict", "text"),
-        sorting_head("best base at no more cost", "number difference", points),
+        sorting_head("best base", "number difference", f"no more cost{points and ', '}{points}"),
     ]
     scale = scale_of([row.difference for row in rows] + [row.equal_cost for row in rows])
     body = [_result(row, metric, scale) for row in rows]
@@ -69,9 +68,14 @@ def _result(row: Row, metric: str, scale: Scale) -> Markup:
     return tag(
         "tr",
         row_name(row),
-        cell(formatting.mean(row.mean, metric), row.mean and row.mean.value),
+        tag(
+            "td",
+            formatting.mean(row.mean, metric),
+            tag("span", formatting.runs(row), class_="p"),
+            class_="number",
+            data_value="" if row.mean is None else repr(row.mean.value),
+        ),
         _other(row, formatting.other(metric)),
-        tag("td", *_runs(row), class_="number", data_value=row.n),
         cell(formatting.times(row.cost), row.gradients, formatting.count(row.gradients)),
         cell(formatting.times(row.time), seconds, formatting.duration(seconds)),
         _difference(one, metric, scale),
@@ -92,11 +96,6 @@ def _verdict(row: Row) -> Markup:
     return tag("td", said, _p(row.difference), class_="text", data_value=row.verdict)
 
 
-def _runs(row: Row) -> list[Any]:
-    counts = ((row.diverged, "diverged"), (row.unfinished, "unfinished"))
-    return [row.n, *(tag("span", f"{k} {what}", class_="p") for k, what in counts if k)]
-
-
 def row_name(row: Row) -> Markup:
     """The first cell of a row: the group's name and its marker in the charts."""
     key = tag("span", class_="key", data_group=row.label)
@@ -107,7 +106,7 @@ def _difference(one: Any, metric: str, scale: Scale, said: str = "") -> Markup:
     if one is None:
         return tag("td", "–", class_="number difference", data_value="")
     verdict = tag("span", f"{said}, n = {one.n}", class_=f"verdict {css_class(said)}") if said else None
-    rival = tag("span", f"against {one.against}", class_="p") if said else None
+    rival = tag("span", f"against {one.against}", class_="p rival") if said else None
     number = tag("span", formatting.difference(one, metric), class_="numbers")
     return tag("td", forest(one, scale), number, verdict, rival, class_="number difference", data_value=one.mean.value)
 

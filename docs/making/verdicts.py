@@ -1,0 +1,48 @@
+"""How far verdicts can be trusted: the table of simulated errors and power, from the record of the study."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from . import ROOT
+
+RECORD = ROOT / "studies" / "verdicts" / "record.json"
+
+
+def record() -> dict[str, Any]:
+    """The record of the study."""
+    return json.loads(RECORD.read_text("utf-8"))
+
+
+def markdown() -> str:
+    """Two tables: how often a table without any effect has a verdict, and how often an effect is seen."""
+    found = record()
+    seeds = sorted({one["seeds"] for one in found["errors"]})
+    lines = [
+        f"| tables without any effect | {' | '.join(f'n = {n}' for n in seeds)} |",
+        "|---" * (len(seeds) + 1) + "|",
+    ]
+    for kind in dict.fromkeys(one["kind"] for one in found["errors"]):
+        cells = []
+        for n in seeds:
+            shares = [one["percent"] for one in found["errors"] if (one["kind"], one["seeds"]) == (kind, n)]
+            cells.append(" / ".join(f"{share:.1f}" for share in shares))
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    rows = sorted({one["rows"] for one in found["errors"]})
+    lines += [
+        "",
+        f"Percent of {found['tables']} tables with a wrong “better” or “worse”, with {', '.join(map(str, rows))} methods.",
+        "",
+        f"| one of four methods is better by | {' | '.join(f'n = {n}' for n in seeds)} |",
+        "|---" * (len(seeds) + 1) + "|",
+    ]
+    for effect in sorted({one["effect"] for one in found["power"]}):
+        mine = [one for n in seeds for one in found["power"] if (one["seeds"], one["effect"]) == (n, effect)]
+        cells = [f"{one['better']:.0f} ({one['at least probably']:.0f})" for one in mine]
+        lines.append(f"| {effect:g} standard deviations of a run | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Percent of tables that call it better (in brackets: at least probably better), beside a diverging method.",
+    ]
+    return "\n".join(lines)
