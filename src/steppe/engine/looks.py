@@ -99,6 +99,7 @@ class LookRunner:
         self.used = [False] * len(space.params)  # which parameters had a gradient in any look
         self._isolation, self._around, self._copy = isolation, around, home
         self._moved = False  # whether the weights are somewhere else now
+        self._looked_aside = False  # whether a look was away from the weights without moving them
         self._precision_known = precision_known  # noted while a framework ran the first look
         self._done = 0  # looks
         self._unsynchronised = False
@@ -170,7 +171,8 @@ class LookRunner:
             if self.home is not None and self._moved:
                 self.home.restore(self._weights)
                 self._moved = False
-            places = side_by_side.Places(looks, self._weights, self._around.model)
+            places = side_by_side.Places(looks, self._weights, self._around.model, self._first_move())
+        self._looked_aside |= places.away
         beside.fork(len(looks))
         seen = list[Any]()
         for number, look in enumerate(looks):
@@ -227,7 +229,7 @@ class LookRunner:
         look = ask.at if isinstance(ask, HVP) else ask
         with torch.no_grad():
             if look.offset is not None:
-                in_place = self.home is None  # saves reading the copy
+                in_place = self._first_move()
                 home, moved, self._moved = self._copied(), self._moved, True
                 if in_place:
                     self._weights.add_(look.offset.perturbed())
@@ -242,6 +244,10 @@ class LookRunner:
         if self.home is not None:
             self._isolation.drop_cached_weights()
         return Pass(self._done, look.batch, look.sample, product=product)
+
+    def _first_move(self) -> bool:
+        """Whether the weights have not been moved: then they move in place, which saves reading the copy."""
+        return self.home is None and not self._looked_aside
 
     def _looks(self) -> Looks:
         """The method's looks; Hessian-vector products become differences unless exact ones are wanted."""

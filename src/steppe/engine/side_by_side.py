@@ -55,14 +55,22 @@ class Places:
     The first look has the model's own buffers: if it is the first of the step, what it does to them stays.
     """
 
-    def __init__(self, looks: Sequence[Look | HVP], weights: Vector, model: nn.Module):
+    def __init__(self, looks: Sequence[Look | HVP], weights: Vector, model: nn.Module, first_move: bool):
         self._params, self._buffers = weights.space.params, list(model.buffers())
-        self._weights = [self._at(look, weights) for look in looks]
+        away = [i for i, look in enumerate(looks) if isinstance(look, Look) and look.offset is not None]
+        self.away = bool(away)  # whether one of the looks is not at the weights
+        in_place = away[0] if away and first_move else None
+        self._weights = [self._at(look, weights, i == in_place) for i, look in enumerate(looks)]
         self._copies = [None if i == 0 else [b.detach().clone() for b in self._buffers] for i in range(len(looks))]
 
-    def _at(self, look: Look | HVP, weights: Vector) -> list[Tensor] | None:
+    def _at(self, look: Look | HVP, weights: Vector, in_place: bool) -> list[Tensor] | None:
+        """As looks in turn do it: the first move of a step is made in place, by a kernel that rounds differently."""
         if not isinstance(look, Look) or look.offset is None:
             return None  # the weights themselves
+        if in_place:
+            moved = weights.clone()
+            moved.add_(look.offset.perturbed())
+            return moved.tensors
         room = Vector([torch.empty_like(t, requires_grad=False) for t in weights.tensors], weights.space)
         room.move_(weights, look.offset.perturbed())
         return room.tensors
