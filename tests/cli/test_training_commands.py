@@ -84,7 +84,7 @@ WRONG = {
     "sweep --grid gsam.rho=0.1": "the method is sam, so write sam.rho",
     "sweep --grid sam.rho=0.1,-2": "SAM: rho must not be negative",
     "sweep --range lr=0.1": "is not a range, such as lr=1e-4..1e-1",
-    "sweep --grid lr=0.1 --on mars": "--on is local or ray",
+    "sweep --grid lr=0.1 --on mars": "--on is local or ray or queue",
     "sweep --range lr=0.1..1 --sampler best": "no sampler 'best'",
     "sweep --range lr=0.1..1 --storage nonsense": "the database nonsense cannot be used",
     "report nowhere": "there is no nowhere",

@@ -9,17 +9,45 @@ from typing import Any
 
 import typer
 
+from ..support.errors import UserError
 from .errors import say
+
+QUEUE = "queue"
+
+
+def address_of(on: str, address: str) -> str | None:
+    """Where to train: None here, QUEUE for `steppe work`, else the address of a Ray cluster."""
+    if on not in ("local", "ray", QUEUE):
+        raise UserError(f"--on is local or ray or queue, not {on!r}")
+    return {"local": None, "ray": address, QUEUE: QUEUE}[on]
+
+
+def leave_to_others(planned: list[Any], where: Any) -> None:
+    """Queue the runs in the folder, say how they are trained, and end the command."""
+    from ..lab.runner.shared_folder import queue_up
+
+    count = queue_up(planned, where)
+    if count == 0:
+        return
+    typer.echo(f"{count} of {len(planned)} runs wait in {where.folder}")
+    typer.echo(f"train them, on as many machines as you like: steppe work {where.folder}")
+    typer.echo(f"then: steppe report {where.folder}")
+    raise typer.Exit
 
 
 def train_all(planned: list[Any], where: Any, workers: int, address: str | None = None) -> list[Any]:
-    """The records of the planned runs, trained here or at the address of a Ray cluster ("": a new one)."""
+    """The records of the planned runs, trained here or at the address of a Ray cluster ("": a new one).
+
+    The address "queue" leaves them to `steppe work`: the command ends here.
+    """
     from ..lab.runner.local import notes, perform
     from ..lab.runner.ray import perform_on_ray
     from .progress import Display
 
     for note in notes(planned, where):
         say(note)
+    if address == QUEUE:
+        leave_to_others(planned, where)
     with Display(planned) as display:
         if address is not None:
             return perform_on_ray(planned, where, address, workers, display)

@@ -18,7 +18,7 @@ from .preparing import how_many_jobs, recipe_for, runs_at_once, try_out, warning
 from .recipe.own_code import unreadable
 from .recipe.recipe import Recipe, is_users
 from .records import Record, RecordWarning
-from .runner.comparison import DEFAULT_METHODS, notes, plan
+from .runner.comparison import DEFAULT_METHODS, FIRST_NOISE, FIRST_SEEDS, notes, plan, usual_rivals
 from .runner.local import Job, News, Place, perform
 from .runner.local import notes as notes_on_earlier_runs
 from .runner.ray import perform_on_ray
@@ -28,7 +28,7 @@ from .training.final_curvature import Measuring
 
 def compare(
     data: Any = None, model: Any = None, methods: Any = DEFAULT_METHODS, base: Any = None, *,
-    seeds: int | Sequence[int] = 3, equal_cost: bool = True,
+    seeds: int | Sequence[int] | None = None, equal_cost: bool = True, rivals: Sequence[dict[str, Any]] | None = None,
     task: str | None = None, loss: Any = None, metric: Any = None, lower_is_better: bool = False,
     out: str | Path = "runs", device: str = "auto", jobs: int | None = None, on: str = "local", address: str = "",
     threads: int = 1, curvature: bool = True, keep_weights: bool = False, data_dir: str | Path | None = None,
@@ -45,7 +45,8 @@ def compare(
             A module is copied, so that every seed starts from its weights.
         methods: names with settings ("sam:rho=0.1"), methods (`steppe.ASAM(rho=1.0)`), or classes.
         base: the base optimizer's name ("sgd", "adamw", "muon+adamw"), or a function of parameters and lr.
-        seeds: how many seeds, or which.
+        seeds: how many seeds, or which; by default 3.
+        rivals: other forms of the base to beat, such as {"weight_decay": 5e-4}; by default the usual ones.
         equal_cost: also train the base longer, until it has cost as much as each method.
         task: "classification", "regression", "multi-label" or "language".
         loss: your own, a function of (outputs, targets).
@@ -67,10 +68,14 @@ def compare(
     asked = Asked(data, model, base, task, loss, metric, lower_is_better, settings)
     recipe = asked.recipe()
     wanted = method_texts(methods)
-    chosen = range(seeds) if isinstance(seeds, int) else list(seeds)
+    first = asked == NOTHING and methods is DEFAULT_METHODS  # nothing is asked for: as `steppe compare` alone
+    count = seeds if seeds is not None else FIRST_SEEDS if first else 3
+    chosen = range(count) if isinstance(count, int) else list(count)
     if not wanted or not len(chosen):
         raise UserError("a comparison needs at least one method and one seed")
-    planned = plan(recipe, wanted, chosen, equal_cost)
+    bases = [replace(recipe, label_noise=noise) for noise in FIRST_NOISE] if first else [recipe]
+    rival = usual_rivals(recipe) if rivals is None else rivals
+    planned = [job for one in bases for job in plan(one, wanted, chosen, equal_cost, rival)]
     where = place_for(out, device, threads, curvature, keep_weights, data_dir)
     where = replace(where, together=runs_at_once(None, [recipe], where.device))
     for note in [*check(recipe, where), *notes(recipe, planned)]:
@@ -103,6 +108,9 @@ class Asked:
         if names["metric"] and self.lower_is_better:
             names["metric"] += ":lower"
         return recipe_for({"data": data, "task": self.task, **names, **self.settings})
+
+
+NOTHING = Asked(None, None, None, None, None, None, False, {})
 
 
 def place_for(

@@ -50,8 +50,10 @@ def plan(experiment: Experiment, scale: str, seeds: int | None = None, cells: It
     return Planned(experiment, scale, range(seeds or experiment.seeds), select(experiment, cells))
 
 
-def run(planned: Planned, place: Place, workers: int = 1, tell: Tell = lambda news: None) -> None:
-    """Do what is planned and not yet done; records go to the place's folder."""
+def run(
+    planned: Planned, place: Place, workers: int = 1, tell: Tell = lambda news: None, train: Any = perform
+) -> None:
+    """Do what is planned and not yet done; records go to the place's folder. `train` may train elsewhere."""
     experiment, jobs = planned.experiment, planned.jobs
     watch = experiment.watch_at(planned.scale)
     for job in jobs:
@@ -60,7 +62,7 @@ def run(planned: Planned, place: Place, workers: int = 1, tell: Tell = lambda ne
             what = f"{record['key']} in {place.folder} was trained for another table and lacks measurements"
             raise UserError(f"{what}: choose another --out")
     if watch is None:
-        perform(jobs, place, workers, tell)
+        train(jobs, place, workers, tell)
     else:
         _perform_watched(jobs, place, watch, tell)
     for cell, seed in planned.computed:

@@ -10,9 +10,9 @@ import typer
 
 from ...support.errors import UserError
 from ..errors import resumable, say
-from ..options import PLACE, RECIPE, Jobs, Out, Together, takes
+from ..options import PLACE, RECIPE, Address, Jobs, On, Out, Together, takes
 from ..prepare import how_many_jobs, make_place, make_recipe, runs_at_once
-from ..runs import report_runs, train_all
+from ..runs import address_of, report_runs, train_all
 
 
 @takes(recipe=RECIPE, place=PLACE)
@@ -33,6 +33,8 @@ def command(
     ] = None,
     jobs: Jobs = None,
     together: Together = None,
+    on: On = "local",
+    address: Address = "",
     out: Out = Path("runs"),
 ) -> None:
     """Train one model on one data set with several methods and seeds; report accuracy, sharpness and cost.
@@ -63,7 +65,7 @@ def command(
     for note in notes(asked, planned):
         say(note)
     with resumable():
-        records = train_all(planned, where, how_many_jobs(jobs, where.device))
+        records = train_all(planned, where, how_many_jobs(jobs, where.device), address_of(on, address))
         metric = metric_of(records)
         said = headline(records, metric), table(records, metric), other_measures(records)
         report_runs(records, out / "report.html", *said, metric=metric)

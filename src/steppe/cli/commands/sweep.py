@@ -11,9 +11,9 @@ import typer
 
 from ...support.errors import UserError
 from ..errors import resumable, say
-from ..options import PLACE, RECIPE, Jobs, Method, Out, Seeds, takes
+from ..options import PLACE, RECIPE, Address, Jobs, Method, On, Out, Seeds, takes
 from ..prepare import command_for, how_many_jobs, make_place, make_recipe
-from ..runs import report_runs, train_all
+from ..runs import address_of, report_runs, train_all
 
 
 @takes(recipe=RECIPE, place=PLACE)
@@ -32,8 +32,8 @@ def command(
     ] = 0.2,
     seeds: Seeds = 3,
     jobs: Jobs = None,
-    on: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    address: Annotated[str, typer.Option(help="Address of a Ray cluster; by default a local one is started.")] = "",
+    on: On = "local",
+    address: Address = "",
     out: Out = Path("runs"),
 ) -> None:
     """Search for settings, over a grid or by sampling, on training data held out for it.
@@ -50,15 +50,16 @@ def command(
     space = sweep.read_space(grid or [], range_ or [], template)
     if seeds < 1 or trials < 1:
         raise UserError("--seeds and --trials must be at least 1")
-    if on not in ("local", "ray"):
-        raise UserError(f"--on is local or ray, not {on!r}")
+    where_to = address_of(on, address)
+    if on == "queue" and range_:
+        raise UserError("--on queue is for a --grid: the trials of a --range depend on each other")
     where = make_place(place, template, out)
     workers = how_many_jobs(jobs, where.device)
     for note in notes(asked, [Job(template)]):
         say(note)
 
     def run(planned: Any) -> Any:
-        return train_all(planned, where, workers, address=address if on == "ray" else None)
+        return train_all(planned, where, workers, where_to)
 
     with resumable():
         if range_:

@@ -61,6 +61,7 @@ class Place:
     measuring: Measuring | None = None
     log: str = ""
     keep_weights: bool = False
+    asked: Any = None  # of a run that waited in a shared folder: what `shared_folder` wrote into its record
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,8 @@ def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None
                 run = Run(job.recipe, place.folder, logger=logger, **options)
                 if place.log:
                     run.record["log"] = place.log
+                if place.asked is not None:
+                    run.record["asked"] = place.asked
                 runs.append(run)
             else:
                 records[job.recipe.key] = record
@@ -169,7 +172,7 @@ def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None
 
 def news_of(record: Record, before: bool = False) -> News:
     """The progress of a run by its record."""
-    ended = record["status"] != "running"
+    ended = record["status"] not in ("waiting", "running")
     said = record["verdict"] or result_of(record) if ended else ""
     return News(record["key"], len(record["epochs"]), ended, said, before)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...support.errors import UserError, describe, one_line, require
+from ...support.own_objects import packed, unpack
 from ..records import Record, write_record
 from .finished import finished_record
 from .local import Job, Place, Tell, done_before, news_of, train_jobs
@@ -19,31 +22,47 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
     # Look for finished runs here first: the machines of the cluster may not share our disk.
     records = done_before(jobs, place.folder, tell)
     waiting = [job for job in jobs if job.recipe.key not in records]
-    if waiting and not ray.is_initialized():
-        options: dict[str, Any] = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
-        try:
-            ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:
-            raise UserError(f"Ray cannot be started or reached: {describe(error)}") from None
+    if waiting:
+        _begin(ray, address, workers)
     place = replace(place, folder=place.folder.resolve())
     gpus = 1 if place.device.startswith("cuda") else 0
     remote: Any = ray.remote(num_cpus=place.threads, num_gpus=gpus)(_train_there)
-    going = {remote.remote(job, place): job for job in waiting}
-    while going:
-        (ready, *_), _ = ray.wait(list(going), num_returns=1)
-        job = going.pop(ready)
-        try:
+    try:
+        own = ray.put(packed("--on ray")) if waiting else None
+        going = {remote.remote(job, place, os.getcwd(), own): job for job in waiting}
+        while going:
+            (ready, *_), _ = ray.wait(list(going), num_returns=1)
+            job = going.pop(ready)
             record = ray.get(ready)
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, UserError):
-                raise UserError(one_line(error.cause)) from None
-            raise
-        if finished_record(job.recipe, place.folder) is None:
-            write_record(record, place.folder)
-        records[record["key"]] = record
-        tell(news_of(record))
+            if finished_record(job.recipe, place.folder) is None:
+                write_record(record, place.folder)
+            records[record["key"]] = record
+            tell(news_of(record))
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, UserError):
+            raise UserError(one_line(error.cause)) from None
+        raise
+    except (ray.exceptions.RayError, ConnectionError) as error:
+        said = describe(error).partition(". ")[0][:200]
+        raise UserError(
+            f"the Ray cluster failed ({said}); nothing is lost: run the same command again to go on"
+        ) from None
     return [records[job.recipe.key] for job in jobs]
 
 
-def _train_there(job: Job, place: Place) -> Record:
+def _begin(ray: Any, address: str, workers: int) -> None:
+    """Connect to the cluster, unless this program has done so."""
+    if ray.is_initialized():
+        return
+    options: dict[str, Any] = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
+    try:
+        ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:
+        raise UserError(f"Ray cannot be started or reached: {describe(error)}") from None
+
+
+def _train_there(job: Job, place: Place, folder: str, own: bytes | None) -> Record:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # the user's modules, as where the command was started
+    unpack(own)
     return train_jobs([job], place)[0]

@@ -11,9 +11,10 @@ import typer
 from ....support.devices import require_device
 from ....support.errors import UserError
 from ...errors import resumable, say
-from ...options import Jobs, Together
+from ...options import Address, Jobs, On, Together
 from ...paper_options import Name, Scale
 from ...prepare import how_many_jobs, make_folder, runs_at_once
+from ...runs import QUEUE, address_of, leave_to_others
 
 Cells = Annotated[list[str] | None, typer.Option(help="Only these: cifar10/cnn-5, gam, */cnn-*/gam. Several: commas.")]
 
@@ -26,6 +27,8 @@ def command(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
     together: Together = None,
     jobs: Jobs = None,
+    on: On = "local",
+    address: Address = "",
     threads: Annotated[int, typer.Option(help="Threads of a process on a CPU.")] = 1,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets; by default $STEPPE_DATA.")] = None,
     out: Annotated[
@@ -59,10 +62,26 @@ def command(
     make_folder(folder)
     place = Place(folder, device, data_dir, threads, at_once, experiment.measuring_at(scale))
     planned = _with_data(planned, data_dir, getattr(place.measuring, "before", None))
+    trainer = _trainer(address_of(on, address), planned, place)
     with resumable(), Display(planned.jobs) as display:
-        run(planned, place, how_many_jobs(jobs, device), display)
+        run(planned, place, how_many_jobs(jobs, device), display, trainer)
     again = f"steppe paper collect {folder} {experiment.name}" + (f" --scale {scale}" if scale != "full" else "")
     typer.echo(f"done; to keep the results: {again}")
+
+
+def _trainer(address: str | None, planned: Any, place: Any) -> Any:
+    """What trains the runs: processes here, or a Ray cluster. Runs for the queue are queued, and the command ends."""
+    from ....lab.runner.local import perform
+    from ....lab.runner.ray import perform_on_ray
+
+    if address is None:
+        return perform
+    if planned.experiment.watch is not None:
+        raise UserError(f"{planned.experiment.name} measures during training: run it with --on local")
+    if address == QUEUE:
+        leave_to_others(planned.jobs, place)
+        return perform
+    return lambda jobs, place, workers, tell: perform_on_ray(jobs, place, address, workers, tell)
 
 
 def _describe(planned: Any, folder: Path) -> None:

@@ -1,0 +1,50 @@
+"""`steppe work`: train runs that wait in a folder, beside other processes and machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...support.devices import best_device, require_device
+from ...support.errors import UserError
+from ..errors import resumable
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(help="The folder that a command with --on queue has filled.")],
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    threads: Annotated[int, typer.Option(help="Threads on a CPU.")] = 1,
+    wait: Annotated[bool, typer.Option(help="Go on until all runs are done, and take over those of the dead.")] = False,
+    stale: Annotated[float, typer.Option(help="Seconds without a sign of life after which a process is dead.")] = 60.0,
+) -> None:
+    """Train runs that wait in a folder. Start it in every job of a SLURM array, or on every machine.
+
+    Each process takes a run that no other has taken. A run whose process was killed is taken over and goes on from its
+    checkpoint.
+    """
+    from ...lab.runner.shared_folder import counts, work
+
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    if threads < 1 or stale <= 0:
+        raise UserError("--threads must be at least 1, and --stale above 0")
+    if not counts(folder):
+        raise UserError(f"no runs wait in {folder}: fill it with steppe compare ... --on queue --out {folder}")
+    device = best_device() if device == "auto" else device
+    require_device(device)
+    with resumable():
+        done = work(folder, device, threads, _tell, wait=wait, stale=stale)
+    left = counts(folder)
+    waiting, running = left.get("waiting", 0), left.get("running", 0)
+    others = f"; {waiting + running} are being trained by others" if waiting + running else ""
+    typer.echo(f"trained {len(done)} runs here{others}")
+    if not waiting + running:
+        typer.echo(f"all are done: steppe report {folder}")
+
+
+def _tell(news: object) -> None:
+    ended, key, said = (getattr(news, name) for name in ("ended", "key", "said"))
+    if ended:
+        typer.echo(f"{key}: {said}", err=True)

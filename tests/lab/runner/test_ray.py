@@ -1,0 +1,69 @@
+"""Training on a real Ray cluster of this machine: what a script defines goes there, and its death is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+CAN_RAY_START = "import ray; ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False); ray.shutdown()"
+SCRIPT = """
+    import os, torch, steppe
+    from torch import nn
+    from dataclasses import dataclass
+    from sklearn.datasets import load_digits
+
+    @dataclass(frozen=True)
+    class Mine(steppe.SAM):
+        pass
+
+    x, y = (torch.tensor(array) for array in load_digits(return_X_y=True))
+    data = (x[:100].float(), y[:100]), (x[100:150].float(), y[100:150])
+    home = os.getpid()
+
+    def make():
+        if DIES and os.getpid() != home:
+            os._exit(1)
+        return nn.Linear(64, 10)
+
+    def compare(on):
+        return steppe.compare(data, make, [Mine(rho=0.02)], on=on, jobs=1, seeds=1, epochs=2, batch=10, out=on,
+                              curvature=False, equal_cost=False, device="cpu", rivals=[])
+
+    there = compare("ray")
+    here = compare("local")
+    losses = [[(r["label"], r["final"]["test_loss"]) for r in result.records] for result in (there, here)]
+    assert losses[0] == losses[1], losses
+    assert len(losses[0]) == 2
+    print("the same")
+"""
+
+
+def script(tmp_path, dies: bool) -> Any:
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT).replace("DIES", str(dies)))
+    options: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "check": False}
+    done = subprocess.run([sys.executable, "-W", "ignore", "script.py"], **options)
+    if "the same" not in done.stdout and "the Ray cluster failed" not in done.stderr:
+        probe = subprocess.run([sys.executable, "-c", CAN_RAY_START], **options)
+        if probe.returncode != 0:
+            pytest.skip(f"ray cannot start here: {probe.stderr.strip().splitlines()[-1]}")
+    return done
+
+
+@pytest.mark.slow
+def test_functions_and_methods_of_a_script_are_trained_on_ray(tmp_path):
+    done = script(tmp_path, dies=False)
+    assert done.returncode == 0 and "the same" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_workers_that_die_are_told_in_one_line(tmp_path):
+    done = script(tmp_path, dies=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and "the Ray cluster failed (" in last, done.stderr
+    assert "nothing is lost: run the same command again to go on" in last
