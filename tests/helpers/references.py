@@ -379,7 +379,9 @@ def gapsam(p, w, m, state):
         state["means"] = [m.decay * old + (1 - m.decay) * value for old, value in zip(means, new, strict=True)]
         state["weight"] = m.decay * state.get("weight", 0.0) + 1 - m.decay
         loss, rise, held = (value / state["weight"] for value in state["means"])
-        ratio = math.log(max(m.times * (held - loss), 1e-12) / max(rise, 1e-12))
+        first = state.setdefault("first", new[2])
+        target = min(m.times * (held - loss), m.ceiling * (first - loss))
+        ratio = math.log(max(target, 1e-12) / max(rise, 1e-12))
         state["rho"] = (rho * math.exp(m.rate * min(max(ratio, -1.0), 1.0))).clamp(m.least, m.most)
         state["sums"] = [0.0, 0.0, 0]
     return p.g(at)

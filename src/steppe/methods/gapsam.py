@@ -19,12 +19,17 @@ class GapSAM(Method):
     the first is `times` the second, measured on a batch X̄ that is held out of training:
 
         rise = L_X(w + ρĝ) − L_X(w),   gap = L_X̄(w) − L_X(w)                (1)
-        every `period`-th step:   log ρ ← log ρ + rate · [log(times · gap / rise)]₋₁¹      (2)
-        d = g_X(w + ρĝ)                                                     (3)
+        every `period`-th step:   log ρ ← log ρ + rate · [log(target / rise)]₋₁¹           (2)
+        target = min(times · gap, ceiling · (L̄₀ − L_X(w)))                  (3)
+        d = g_X(w + ρĝ)                                                     (4)
 
     L_X and rise in (2) are means over all steps since the last update, and all three are running means over updates
     (`decay`). Where there is no gap, ρ falls to `least`, which hardly changes a step; it starts there. Losses alone are
     compared: no second gradient, no difference of gradients, nothing that mixed precision blurs.
+
+    L̄₀ is the held-out loss before the first step, about the loss of guessing. Where the perturbed net is no better than
+    a guess, guessing is what it teaches: without (3) four of five trainings of MLP-3 on CIFAR-10 with 40 % wrong labels
+    fell, two of them to 10 %. A net that starts trained has a low L̄₀: ρ stays small until the loss is below it.
 
     Give it as auxiliary a batch that training never sees: of a validation set, if there is one anyway; else of
     examples held out, others in passes 1, 2, 4, 8 … so that nearly all are trained on (those held out must be long
@@ -35,10 +40,11 @@ class GapSAM(Method):
     Limits: ``times=0`` is SAM at `least`.
 
     Measured (studies/radius; the goal set there, to be level with the best of six fixed radii in every regime, is *not*
-    reached). CIFAR-10, CNN-5, Adam, 20 epochs, 500 held out: 74.8 ± .1, clean, and 62.9 ± .2 with 40 % wrong labels,
-    where the best of SAM's radii up to 1 has 73.0 and 60.2 and Adam 68.7 and 37.6 (n = 4). Digits with wrong labels
-    and long training: above the best radius under SGD, up to 2.5 points below it under Adam; in short training, with a
-    tenth of so few examples held out, up to two points below it.
+    reached). CIFAR-10, CNN-5, Adam, 20 epochs, 500 held out, fresh seeds (n = 6): 74.9 ± .1, clean, and 62.9 ± .3 with
+    40 % wrong labels. The best of SAM's radii .5 to 4 has 73.1 ± .3 and 59.2 ± .5; Adam has 68.9 and 37.9 at best in up
+    to 80 epochs, the moving average of its weights 70.4 and 39.8. Digits with wrong labels and long training: above the
+    best radius under SGD, up to 2.5 points below it under Adam; in short training, with a tenth of so few examples held
+    out, up to two points below it.
 
     LE-SAM fixes the rise; LETS (arXiv 2408.08222) learns ρ by the gradient of ½(L_val − L_train)² after the step.
     """
@@ -49,6 +55,7 @@ class GapSAM(Method):
     decay: Number = 0.9
     least: Number = 1e-3
     most: Number = 20.0
+    ceiling: Number = 0.8
 
     paper = ""
     advice = (
@@ -57,7 +64,7 @@ class GapSAM(Method):
     ranges = "Defaults for all; 1 to 2 times the gap."
     copies = 2
     needs = frozenset({"auxiliary", "loss"})
-    nonnegative = ("times", "rate", "decay", "least", "most")
+    nonnegative = ("times", "rate", "decay", "least", "most", "ceiling")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +79,7 @@ class GapSAM(Method):
         return 2 + 1 / self.period
 
     def looks(self, ctx: Context) -> Looks:
-        """Equations (1) to (3)."""
+        """Equations (1) to (4)."""
         memory = ctx.memory
         there = yield Look(memory["rho"] * ascent((yield HERE).grad))
         here_loss, there_loss = ctx.losses[0], there.loss
@@ -87,24 +94,26 @@ class GapSAM(Method):
         new = {"mean_loss": loss / count, "mean_rise": rise / count, "mean_held": held}
         kept = {name: self.decay * memory[name] + (1 - self.decay) * value for name, value in new.items()}
         weight = self.decay * memory["weight"] + (1 - self.decay)  # the means began at zero
-        rho = self._moved(memory["rho"], *(kept[name] / weight for name in new))
+        first = torch.where(memory["weight"] == 0, held, memory["first_held"])
+        rho = self._moved(memory["rho"], first, *(kept[name] / weight for name in new))
         zero = torch.zeros_like(loss)
-        ctx.remember(rho=rho, loss=zero, rise=zero, count=zero, weight=weight, **kept)
+        ctx.remember(rho=rho, loss=zero, rise=zero, count=zero, weight=weight, first_held=first, **kept)
         ctx.metrics.update(rho=rho, gap=(kept["mean_held"] - kept["mean_loss"]) / weight)
         return there.grad
 
-    def _moved(self, rho: Tensor, loss: Tensor, rise: Tensor, held: Tensor) -> Tensor:
-        ratio = torch.log((self.times * (held - loss)).clamp(min=TINY) / rise.clamp(min=TINY))
+    def _moved(self, rho: Tensor, first: Tensor, loss: Tensor, rise: Tensor, held: Tensor) -> Tensor:
+        target = torch.minimum(self.times * (held - loss), self.ceiling * (first - loss))
+        ratio = torch.log(target.clamp(min=TINY) / rise.clamp(min=TINY))
         return (rho * torch.exp(self.rate * ratio.clamp(-1.0, 1.0))).clamp(self.least, self.most)
 
     def phase(self, step: int) -> int:
         return int(step % self.period == 0)
 
     def memory(self, space: Space) -> Memory:
-        """ρ, sums since the last update, and running means."""
-        names = ("loss", "rise", "count", "mean_loss", "mean_rise", "mean_held", "weight")
+        """ρ, sums since the last update, running means, and the first held-out loss."""
+        names = ("loss", "rise", "count", "mean_loss", "mean_rise", "mean_held", "weight", "first_held")
         return {"rho": space.zero() + self.least, **{name: space.zero() for name in names}}
 
     @classmethod
     def variants(cls) -> list[Method]:
-        return [cls(period=2), cls(times=1.0, period=3, least=0.05)]
+        return [cls(period=2), cls(times=1.0, period=3, least=0.05, ceiling=0.1)]
