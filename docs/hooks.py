@@ -10,7 +10,18 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from making import benchmarks, commands, comparison, figures, map, methods, notebooks, radius, support_table
+from making import (
+    benchmarks,
+    commands,
+    comparison,
+    figures,
+    map,
+    methods,
+    notebooks,
+    radius,
+    radius_page,
+    support_table,
+)
 from mkdocs.structure.files import File, Files
 
 NAMED: dict[str, Callable[[str], str]] = {
@@ -29,6 +40,8 @@ MADE: dict[str, Callable[[], str]] = {
     "methods": methods.table,
     "map": map.markdown,
     "radii": radius.markdown,
+    "selfradius": radius_page.table,
+    "radiuscurves": radius_page.picture,
 }
 _MARK = re.compile(r"^<!-- (?P<name>[a-z]+)(: (?P<which>[^ ]+))? -->$", re.MULTILINE)
 

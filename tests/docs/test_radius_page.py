@@ -1,0 +1,66 @@
+"""What the page about a radius that sets itself says is what the records of the study say."""
+
+from __future__ import annotations
+
+import re
+from statistics import mean
+
+import pytest
+
+from helpers.pages import DOCS, making
+
+page = making("radius_page")
+TEXT = " ".join((DOCS / "radius.md").read_text("utf-8").split())
+ROWS = {(row.regime, row.epochs): row for row in page.rows()}
+
+
+def test_the_table_has_a_row_for_each_regime_of_the_records():
+    lines = page.table().splitlines()
+    body = [line for line in lines if line.startswith("| ")][1:]
+    assert len(body) == len(ROWS) >= 34 and {line.count("|") for line in [*body, lines[1]]} == {10}
+    names = {record["regime"] for record in page.records() if page.shipped(record["candidate"])}
+    assert {regime for regime, _ in ROWS} == names
+
+
+def test_rows_are_what_the_study_has_written():
+    """Two rows as findings.md has them."""
+    row = ROWS["cifar-40", 20]
+    assert (page.cell(row.base), page.cell(row.gap), row.best) == ("37.4 ± 0.2", "62.9 ± 0.3", "1")
+    assert row.seeds == (200, 201, 202, 203, 204, 205) and row.judged() == (True, True)
+    row = ROWS["digits-tenth-sgd", 40]
+    assert (page.cell(row.base), page.cell(row.gap), row.judged()) == ("90.7 ± 0.2", "89.7 ± 0.2", (False, False))
+    assert page.name_of("digits-60-sgd") == ("digits, MLP", "60 % wrong labels", "SGD")
+    assert page.name_of("resnet-augmented")[0] == "resnet"  # a regime that is still to come
+
+
+def test_only_the_shipped_form_is_in_the_table():
+    assert page.shipped("gap rate=0.2 times=2 start=0.001 hold=500 draw=100 scheme=double")
+    for other in ("gap rate=0.2 times=1 start=0.001 hold=500", "gap rate=0.2 times=2 start=0.001 gate=True hold=64"):
+        assert not page.shipped(other)
+    assert not page.shipped("gap rate=0.2 times=2 start=0.001 hold=-1")
+
+
+def test_the_page_says_what_the_records_say():
+    falls = re.search(r"MLP-3 with 40 % wrong labels\*\*: ([\d.]+) % after 10 epochs, ([\d.]+) % after 20", TEXT)
+    assert falls is not None
+    assert [float(n) for n in falls.groups()] == [round(mean(ROWS["mlp3-40", e].gap), 1) for e in (10, 20)]
+    assert "Four of five trainings fall" in TEXT
+    pairs = zip(ROWS["mlp3-40", 10].gap, ROWS["mlp3-40", 20].gap, strict=True)
+    assert sum(after < before - 2 for before, after in pairs) == 4
+    below = {key: mean(row.sam[row.best]) - mean(row.gap) for key, row in ROWS.items() if row.best}
+    assert max(below.values()) < 2.5 and "up to 2.5 points below the best radius" in TEXT
+    late = [round(below[f"digits-{noise}-adam", 120], 1) for noise in (40, 60)]
+    assert f"{late[0]} and {late[1]} points below the best radius" in TEXT
+    short = [below[f"digits-{noise}-sgd", 20] for noise in (40, 60)]
+    assert min(short) > 1.5 and max(short) < 2.05 and "up to two points below" in TEXT
+    for (regime, _), row in ROWS.items():
+        if regime.startswith("cifar-"):
+            assert mean(row.gap) > max(mean(values) for values in row.sam.values())
+
+
+def test_a_picture_has_a_panel_for_each_data_set_net_and_base():
+    pytest.importorskip("matplotlib")
+    panels = page.curves()
+    assert len(panels) >= 5 and all(rho > 0 for lines in panels.values() for curve in lines.values() for rho in curve)
+    titles = [axis.get_title() for axis in page.draw().axes if axis.get_visible()]
+    assert titles == list(panels)
