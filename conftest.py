@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-TRAINERS = ("accelerate", "lightning", "timm", "transformers")
+TRAINERS = ("accelerate", "keras", "lightning", "timm", "transformers")
 
 # Integrations whose trainer is not installed: their examples cannot run.
 collect_ignore = [

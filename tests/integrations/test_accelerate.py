@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from helpers.problems import batchnorm_dropout, digits, seeded
 
 accelerate = pytest.importorskip("accelerate")
 
-from steppe.integrations.accelerate import Backward  # noqa: E402
+from steppe.integrations.accelerate import Backward, require_possible  # noqa: E402
 
 BATCHES, SIZE = 7, 16
 
@@ -146,3 +147,10 @@ def test_what_cannot_be_right_says_so():
         Backward(accelerator, model, torch.optim.SGD(net.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="auxiliary must be"):
         Backward(accelerator, model, prepared, auxiliary="fresh")
+
+
+@pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA"])
+def test_strategies_that_hide_the_gradients_are_refused(kind: str):
+    other: Any = types.SimpleNamespace(distributed_type=accelerate.DistributedType[kind], is_fsdp2=False)
+    with pytest.raises(RuntimeError, match="does not expose the gradients"):
+        require_possible(other)

@@ -48,6 +48,14 @@ def test_half_precision_with_a_scaler_is_the_plain_loop(name: str, accumulate: i
     assert (skipped > 0) == (scaler.get_scale() < scale) == (scale == 2.0**24)
 
 
+@pytest.mark.parametrize("method", [steppe.MSAM(), steppe.SAMPa(), steppe.ARWP()], ids=lambda method: method.name)
+def test_the_first_look_may_be_away_from_the_weights(method: steppe.Method):
+    module = Net()
+    fit(module, SharpnessAwareCallback(method), accumulate_grad_batches=2, gradient_clip_val=0.5)
+    expected, _ = by_hand(method, 2, clip=0.5)
+    assert_same(module.net, expected.net)
+
+
 def test_bfloat16_is_the_plain_loop():
     module = Net()
     fit(module, SharpnessAwareCallback(METHODS["CRSAM"]), precision="bf16-mixed", accumulate_grad_batches=3)

@@ -121,6 +121,17 @@ def test_classification_is_the_plain_loop(name: str, accumulate: int, tmp_path):
     assert ours(trainer).steps == trainer.state.global_step == len(windows)
 
 
+@pytest.mark.parametrize("method", [steppe.MSAM(), steppe.SAMPa(), steppe.ARWP()], ids=lambda method: method.name)
+def test_the_first_look_may_be_away_from_the_weights(method: steppe.Method, tmp_path):
+    model, expected, start = Classifier(), Classifier(), Start()
+    args = arguments(tmp_path, per_device_train_batch_size=16, gradient_accumulation_steps=2)
+    SharpnessAwareTrainer(model, args, train_dataset=images(64), method=method, callbacks=[start]).train()
+    torch.set_rng_state(start.state)
+    windows = [[(batch, 2) for batch in window] for window in windows_of(batches_of(images(64), 16), 2)]
+    by_hand(expected, method, windows, lambda batch: expected(**batch[0])["loss"] / batch[1], clip=0.5)
+    assert_same(model, expected)
+
+
 class Start(transformers.TrainerCallback):
     """Remembers the random state that the first batch meets: the plain loop does not draw what the Trainer did."""
 

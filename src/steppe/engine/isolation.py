@@ -79,6 +79,11 @@ class Snapshot:
             for param, trainable in zip(self._params, self._trainable, strict=True):
                 param.requires_grad_(trainable)
 
+    def drew_since(self, earlier: Snapshot) -> bool:
+        """Whether random numbers were drawn between an earlier snapshot and this one."""
+        pairs = zip(self._random, earlier._random, strict=True)
+        return not all(a.equal(b) if isinstance(a, Tensor) else a == b for (_, a), (_, b) in pairs)
+
     def fits(self) -> bool:
         """Whether the modules have the buffers that this snapshot knows, and no others."""
         same_tensors = same(_all_values(self._places), self._buffers)

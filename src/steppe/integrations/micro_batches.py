@@ -49,6 +49,7 @@ class Replay:
         self._on: On | None = None
         self._looks: Generator[Pass, None, None] | None = None
         self._first: Pass | None = None
+        self.away = False  # whether the first look of the step under way is not at the weights, but somewhere else
         self._now: tuple[Again, Snapshot] | None = None  # the current micro-batch
         self._main: list[tuple[Again, Snapshot]] = []  # those with a loss; others are not run again
         self._second: list[Again] = []
@@ -79,8 +80,11 @@ class Replay:
                     f"{optimizer.method} looks at single examples, but a trainer has only batches: use your own loop"
                 )
             optimizer.zero_grad()
+            weights = [p for group in optimizer.param_groups for p in group["params"]]
+            before = [p._version for p in weights]
             self._looks = optimizer.passes(scaler)
             self._first = next(self._looks)
+            self.away = before != [p._version for p in weights]
             self._optimizer = optimizer
         self._now = again, Snapshot((), [optimizer.param_groups[0]["params"][0].device])  # of random states alone
 

@@ -25,24 +25,28 @@ class MicroBatch:
     """One micro-batch of a Trainer, with what the Trainer had counted before its first pass, and the prepared inputs.
 
     In `_prepare_inputs` a Trainer moves inputs to the device, and some (GRPO, RLOO) generate completions there. Every
-    look must see the same inputs. So they are kept, each with the random state after it was prepared.
+    look must see the same inputs. So they are kept, with the random state after them if preparing has drawn numbers.
     """
 
     def __init__(self, trainer: Any, model: nn.Module, inputs: Any, count: Tensor | int | None):
         self.trainer, self.model, self.inputs, self.count = trainer, model, inputs, count
         self.before = books_of(trainer)
-        self.prepared: list[tuple[Any, Snapshot]] = []
+        self.prepared: list[tuple[Any, Snapshot | None]] = []
         self.position = 0  # of the next call of `_prepare_inputs` in a pass
 
     def prepare(self, prepare: Any, inputs: Any) -> Any:
         """Prepare the inputs, or return what an earlier pass prepared here."""
         if self.position == len(self.prepared):
+            devices = [next(self.model.parameters()).device]
+            before = Snapshot((), devices)
             made = prepare(inputs)
-            self.prepared.append((copy.copy(made), Snapshot((), [next(self.model.parameters()).device])))
+            after = Snapshot((), devices)
+            self.prepared.append((copy.copy(made), after if after.drew_since(before) else None))
         else:
             kept, random_state = self.prepared[self.position]
             made = copy.copy(kept)  # a loss may take entries out of it
-            random_state.restore()
+            if random_state is not None:
+                random_state.restore()
         self.position += 1
         return made
 
@@ -110,13 +114,26 @@ class SharpnessAwareMixin:
             return partial(self._again, MicroBatch(trainer, model, held_out, None))
 
         self._replay.begin(optimizer, partial(self._again, batch), accelerator.scaler, on)
+        if self._replay.away and _trl_defines(trainer, "_prepare_inputs"):
+            self._refuse(
+                f"generates data in the first look, which {optimizer.method.name} does not take at the weights: use a "
+                "method that looks at the weights first, such as SAM"
+            )
         with unsynchronised(optimizer):
             loss = self._once(batch)
-        _require_known_inputs(batch)
+        if not batch.prepared and _trl_defines(trainer, "training_step"):
+            self._refuse(
+                "generates data in training_step, so each look would see other data: use a trainer that generates in "
+                "_prepare_inputs (GRPO, RLOO), or train without a sharpness-aware method"
+            )
         self._replay.add_loss(loss)
         if accelerator.sync_gradients:
             self._replay.run_other_looks()
         return loss
+
+    def _refuse(self, why: str) -> None:
+        self._replay.close()
+        raise RuntimeError(f"{type(self).__name__} {why}")
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         prepare = super()._prepare_inputs  # pyright: ignore[reportAttributeAccessIssue]
@@ -145,14 +162,9 @@ class SharpnessAwareMixin:
             now.restore()
 
 
-def _require_known_inputs(batch: MicroBatch) -> None:
-    """Refuse trainers of TRL that generate data in training_step, where it cannot be kept for the next look."""
-    steps = [cls for cls in type(batch.trainer).__mro__ if "training_step" in vars(cls)]
-    if not batch.prepared and any(cls.__module__.startswith("trl.") for cls in steps):
-        raise RuntimeError(
-            f"{type(batch.trainer).__name__} generates data in training_step, so each look would see other data: use a "
-            "trainer that generates in _prepare_inputs (GRPO, RLOO), or train without a sharpness-aware method"
-        )
+def _trl_defines(trainer: Any, name: str) -> bool:
+    """Whether a class of TRL, which may generate data there, replaces this function of the Trainer."""
+    return any(cls.__module__.startswith("trl.") and name in vars(cls) for cls in type(trainer).__mro__)
 
 
 class SharpnessAwareTrainer(SharpnessAwareMixin, transformers.Trainer):
