@@ -13,7 +13,6 @@ from helpers import problems
 from helpers.problems import by_closure, everything, same, seeded, sgd
 from steppe.engine.home import OnHost
 
-VARIANTS = problems.all_variants()
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
@@ -32,7 +31,7 @@ def train(method, home, device="cpu", count=4, dtype=torch.float64, build=proble
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("method", VARIANTS, ids=problems.ids(VARIANTS))
+@problems.each_variant()
 def test_every_method_gives_the_same_bits(method, device):
     dtype = torch.float64 if device == "cpu" else torch.float32
     there, here = (train(method, home, device, dtype=dtype) for home in ("cpu", "device"))

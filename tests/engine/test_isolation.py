@@ -184,7 +184,7 @@ def test_plain_steps_of_every_cost_one_pass():
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("method", problems.all_variants(), ids=problems.ids(problems.all_variants()))
+@problems.each_variant()
 @pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16", "float16"])
 def test_every_method_on_a_gpu_follows_the_cpu(method, precision):
     """Steps on the GPU against float64 steps on the CPU, to the precision's tolerance."""

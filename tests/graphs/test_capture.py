@@ -20,8 +20,7 @@ from helpers.captured_steps import data, loss_of, make, net
 from helpers.problems import everything, same, seeded
 from steppe.graphs.recorder import LiveNumbers
 
-VARIANTS = problems.all_variants()
-every_variant = pytest.mark.parametrize("method", VARIANTS, ids=problems.ids(VARIANTS))
+every_variant = problems.each_variant()
 
 
 class Program(TorchDispatchMode):

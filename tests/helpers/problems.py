@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
@@ -135,6 +136,16 @@ def all_variants() -> list[steppe.Method]:
     """Every method of the package, in every setting it declares."""
     classes = [c for c in steppe.Method.registry.values() if c.__module__.startswith("steppe.methods")]
     return [variant for cls in classes for variant in cls.variants()]
+
+
+def each_variant() -> pytest.MarkDecorator:
+    """A test for every method in every setting it declares. The settings after the first are for CI (slow)."""
+    variants = all_variants()
+    params = [
+        pytest.param(method, id=name, marks=() if name.endswith("-0") else pytest.mark.slow)
+        for method, name in zip(variants, ids(variants), strict=True)
+    ]
+    return pytest.mark.parametrize("method", params)
 
 
 def ids(variants: list[steppe.Method]) -> list[str]:

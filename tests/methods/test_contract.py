@@ -16,9 +16,8 @@ from helpers import problems
 from helpers.problems import adamw, by_backward_closure, by_closure, by_passes, everything, same, seeded, sgd, weights
 from steppe.engine.random_vectors import Draws
 
-VARIANTS = problems.all_variants()
 AFTER_WEIGHTS = ("4.running_mean", "4.running_var")  # in `problems.batchnorm_dropout`
-every_variant = pytest.mark.parametrize("method", VARIANTS, ids=problems.ids(VARIANTS))
+every_variant = problems.each_variant()
 LIMITS = [pair for cls in steppe.Method.registry.values() for pair in cls.reduces_to()]
 
 
