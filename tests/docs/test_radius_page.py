@@ -58,6 +58,20 @@ def test_the_page_says_what_the_records_say():
             assert mean(row.gap) > max(mean(values) for values in row.sam.values())
 
 
+def test_what_averages_gain_is_what_the_records_say():
+    said = " ".join((DOCS / "compare.md").read_text("utf-8").split())
+    numbers = re.search(
+        r"gains ([\d.]+) points with clean labels and ([\d.]+) with 40 % wrong ones after 20 epochs; "
+        r"after 80 epochs ([\d.]+) and ([\d.]+)\..*SAM's best gains ([\d.]+) and ([\d.]+)",
+        said,
+    )
+    plain = {r["regime"]: r["accuracy"] for r in page.records() if r["candidate"] == "plain"}
+    regimes = ("cifar-clean", "cifar-40")
+    gains = [mean(plain[r][f"{e} averaged"]) - mean(plain[r][e]) for e in ("20", "80") for r in regimes]
+    best = [max(mean(v) for v in ROWS[r, 20].sam.values()) - mean(ROWS[r, 20].base) for r in regimes]
+    assert numbers is not None and [float(n) for n in numbers.groups()] == [round(g, 1) for g in gains + best]
+
+
 def test_a_picture_has_a_panel_for_each_data_set_net_and_base():
     pytest.importorskip("matplotlib")
     panels = page.curves()
