@@ -204,6 +204,7 @@ app(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on(run, tmp_path):
     command = ("measure", "end.pt", *COMMON, "--what", "eigenvalues", "--what", "trace", "--rtol", "0.01")
     here = Path(__file__).parent

@@ -83,6 +83,7 @@ def halfway() -> Objective:
     return Objective(model, F.cross_entropy, (x, y))
 
 
+@pytest.mark.slow
 def test_surrogate_gap_lemma(minimum):
     """At a minimum 2h/ρ² tends to λ_max as ρ does to 0, h the maximum over the ball (S1 Lemma 3.3)."""
     top = float(eigenvalues(Hessian(minimum), rtol=1e-8).values[0])
@@ -99,6 +100,7 @@ def test_first_order_flatness_lemma(minimum):
     assert errors[2] < errors[1] / 5 < errors[0] / 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rho", [0.01, 0.1, 0.5, 2.0])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_first_order_bounds_zeroth_order(minimum, halfway, rho, adaptive):

@@ -179,6 +179,7 @@ for checkpoint in (sys.argv[1], None):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_bit_for_bit(tmp_path):
     here = Path(__file__).parent
     paths = [str(here.parent), str(here.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]

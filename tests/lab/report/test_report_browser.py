@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("scipy")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
 from helpers.report_records import SCENES  # noqa: E402
 from steppe.lab.report import write_report  # noqa: E402

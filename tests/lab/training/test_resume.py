@@ -88,6 +88,7 @@ def without_time(record):
     return record
 
 
+@pytest.mark.slow
 def test_killed_at_every_moment(tmp_path):
     """With the method's own memory, batch normalisation's buffers, momentum and a schedule."""
     folder = tmp_path / "killed"
