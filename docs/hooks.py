@@ -15,12 +15,15 @@ from making import (
     commands,
     comparison,
     figures,
+    first_picture,
     map,
     methods,
     notebooks,
     radius,
     radius_page,
+    regimes,
     support_table,
+    verdicts,
 )
 from mkdocs.structure.files import File, Files
 
@@ -33,7 +36,9 @@ NAMED: dict[str, Callable[[str], str]] = {
 MADE: dict[str, Callable[[], str]] = {
     "benchmarks": benchmarks.markdown,
     "commands": commands.markdown,
-    "comparison": comparison.equal_cost,
+    "first": first_picture.markdown,
+    "regimes": regimes.markdown,
+    "verdicts": verdicts.markdown,
     "api": methods.api,
     "looks": methods.looks,
     "sources": methods.sources,

@@ -1,20 +1,18 @@
-"""Writes docs/papers.md and README's table from the kept results: run it after `steppe paper collect`.
+"""Writes docs/papers.md and the pages of docs/papers from the kept results: run it after `steppe paper collect`.
 
 python docs/make_papers.py
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from steppe.papers.claims import NOT_REPRODUCED, NOT_RUN, REPRODUCED, SMALLER
-from steppe.papers.definitions.s0 import ROWS
+from steppe.papers.claims import NOT_REPRODUCED, NOT_RUN, OPEN, REPRODUCED, SMALLER
 from steppe.papers.experiment import Experiment
 from steppe.papers.figures import FIGURES, drawable
-from steppe.papers.registry import PAPERS, experiments, find
+from steppe.papers.registry import PAPERS
 from steppe.papers.show import HEADER, Line, fair, findings, lines, matrix, offset, run_on
 from steppe.papers.store import Results
 
@@ -23,7 +21,7 @@ INTRO = """# The papers, run again
 
 Every table and figure of the five papers that steppe's methods come from is a grid of recipes: `steppe paper list`
 names them, `steppe paper run s0/table1` runs one, `steppe paper show s0/table1` puts our numbers beside the paper's.
-This page is made from the results in the folder `results` only.
+These pages are made from the results in the folder `results` only.
 
 How to read it:
 
@@ -31,7 +29,8 @@ How to read it:
   **reproduced**. Papers seldom state preprocessing and initialisation, so a number may differ although the paper's
   statement about it holds. Statements are therefore judged separately.
 - Statements are judged on paired differences, seed by seed, with simultaneous 95 % intervals for all comparisons of the
-  statement. Direction, evidence and scale are said apart: a difference is *beyond doubt* if its interval leaves out zero.
+  statement. Direction, evidence and scale are said apart. A difference is *beyond doubt* if its interval leaves out
+  zero.
 - **run at smaller scale**: fewer epochs, less data, fewer than three seeds, a smaller problem than the paper's, or
   only some of the comparisons that the statement is about.
 - **not run**: there is no result. Most often the data was not available (CIFAR-100, SVHN, ImageNet), or one GPU would
@@ -59,54 +58,67 @@ archives unpack. Missing sets are named before training begins; their columns st
 """
 
 
-def page(results: Results) -> str:
-    """The page's text."""
-    parts = [INTRO, _summary(results)]
-    for module in PAPERS.values():
-        parts.append(f"## {module.TITLE}\n")
-        if module.EXPERIMENTS[0].paper == "s2":
+def pages(results: Results) -> dict[str, str]:
+    """The text of each page by its place: an overview, and one page a paper."""
+    made = {"papers.md": f"{INTRO}\n{_overview(results)}"}
+    for name, module in PAPERS.items():
+        parts = [f"# {module.TITLE}\n"]
+        if name == "s2":
             parts.append("The paper calls its method GAM; here it is GNAM, since S0's has that name.\n")
-        parts += [section(experiment, results) for experiment in module.EXPERIMENTS]
-    return "\n".join(parts).rstrip() + "\n"
+        run = [e for e in module.EXPERIMENTS if results.scale_of(e)]
+        parts += [section(experiment, results) for experiment in run]
+        rest = [e for e in module.EXPERIMENTS if e not in run]
+        made[f"papers/{name}.md"] = "\n".join([*parts, *_not_run(rest)]).rstrip() + "\n"
+    return made
 
 
-def _summary(results: Results) -> str:
-    rows = ["| | " + " | ".join(_VERDICTS) + " |", "|---" * (len(_VERDICTS) + 1) + "|"]
-    words, surprises, tested = [], [], False
-    for module in PAPERS.values():
-        mine = [experiment for experiment in experiments().values() if experiment in module.EXPERIMENTS]
-        shown = [line for experiment in mine for line in lines(experiment, results) if line.judged is not None]
+def _overview(results: Results) -> str:
+    """How many of each paper's numbers and statements have which verdict. The statements are on the papers' pages."""
+    lines_ = [f"| numbers | {' | '.join(_VERDICTS)} |", "|---" * (len(_VERDICTS) + 1) + "|"]
+    words = [f"| statements | {' | '.join(_OF_STATEMENTS)} |", "|---" * (len(_OF_STATEMENTS) + 1) + "|"]
+    for name, module in PAPERS.items():
+        link = f"[{module.TITLE}](papers/{name}.md)"
+        shown = [line for experiment in module.EXPERIMENTS for line in lines(experiment, results) if line.judged]
         counted = Counter(line.verdict for line in shown)
         if shown:
-            rows.append(f"| {module.TITLE} | " + " | ".join(str(counted[v]) for v in _VERDICTS) + " |")
-        for experiment in mine:
-            for trend, verdict, found in findings(experiment, results):
-                words.append(f"| {experiment.name} | {trend.text} | {found.short(verdict)} |")
-                tested |= verdict in (REPRODUCED, NOT_REPRODUCED)
-                if verdict == NOT_REPRODUCED:
-                    surprises.append(f"- {trend.text} ({experiment.name}): {found.said}.")
-    text = ["## At a glance", "", "How many of each paper's numbers:", "", *rows, ""]
-    text += ["Their statements:", "", "| | | |", "|---|---|---|", *words, ""]
-    text += ["## Statements that did not reproduce", ""]
-    quiet = (
-        "None: every statement that was tested at full scale holds." if tested else "None was tested at full scale yet."
-    )
-    heading = "Tested at full scale, these do not hold, or not significantly:"
-    text += [heading, "", *surprises] if surprises else [quiet]
-    return "\n".join([*text, ""])
+            lines_.append(f"| {link} | {' | '.join(str(counted[v] or '') for v in _VERDICTS)} |")
+        judged = [verdict for experiment in module.EXPERIMENTS for _, verdict, _ in findings(experiment, results)]
+        if judged:
+            words.append(f"| {link} | {' | '.join(str(judged.count(v) or '') for v in _OF_STATEMENTS)} |")
+    extra = next(module for name, module in PAPERS.items() if name == "extra")
+    rest = f"No paper has [{extra.TITLE}](papers/extra.md)."
+    return "\n".join(["## At a glance", "", *words, "", *lines_, "", rest, ""])
 
 
 _VERDICTS = (REPRODUCED, NOT_REPRODUCED, SMALLER, NOT_RUN)
+_OF_STATEMENTS = (REPRODUCED, OPEN, NOT_REPRODUCED, SMALLER, NOT_RUN)
+
+
+def _not_run(rest: Sequence[Experiment]) -> list[str]:
+    """What has no results, folded away."""
+    if not rest:
+        return []
+    lines_ = [f"- {e.name} · {e.title}." + (f" Needs {e.needs}." if e.needs else "") for e in rest]
+    return ['<details markdown="1"><summary>Not run</summary>', "", *lines_, "", "</details>"]
 
 
 def section(experiment: Experiment, results: Results) -> str:
     """The part of the page about one table or figure."""
     shows = experiment.shows if experiment.paper == "extra" else f"The paper's: {experiment.shows}"
-    text = [f"### {experiment.name} · {experiment.title}", "", shows, ""]
+    text = [f"## {experiment.name} · {experiment.title}", "", shows, ""]
     if experiment.needs:
         text += [f"Needs {experiment.needs}.", ""]
-    for trend, verdict, found in findings(experiment, results):
-        text += [f"- {trend.text}: {found.words(verdict)}"]
+    judged = findings(experiment, results)
+    text += [f"- {trend.text}: {found.short(verdict)}." for trend, verdict, found in judged]
+    if behind := [f"- {trend.text}: {found.said}." for trend, _, found in judged if found.said]:
+        text += [
+            "",
+            '<details markdown="1"><summary>The differences behind it</summary>',
+            "",
+            *behind,
+            "",
+            "</details>",
+        ]
     whole = lines(experiment, results)
     shown = [line for line in whole if line.has_run or line.judged is not None]
     run = [line for line in shown if line.has_run]
@@ -119,7 +131,7 @@ def section(experiment: Experiment, results: Results) -> str:
     if said := offset(shown):
         text += ["", said]
     missing = len(shown) - len(run)
-    listed = shown if missing <= 60 else run
+    listed = run or shown
     if run:
         text += ["", '<details markdown="1"><summary>Each number</summary>', "", *_table([HEADER, *_texts(listed)])]
         text += ["", "</details>"]
@@ -146,26 +158,13 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
 
 
-_BLOCK = re.compile(r"(<!-- s0/table1: begin -->\n).*?(\n<!-- s0/table1: end -->)", re.DOTALL)
-
-
-def in_readme(text: str, results: Results) -> str:
-    """README with S0's Table 1 from these results: data and net down, methods across."""
-    grid = matrix(lines(find("s0/table1"), results))
-    shown = ["", "sgd", "sam-0.1", "crsam", "gam"]
-    table = [tuple(row[[r[0] for r in grid].index(name)] for name in shown) for row in zip(*grid, strict=True)]
-    table[0] = ("", *(ROWS[name][0] for name in shown[1:]))
-    return _BLOCK.sub(lambda found: found[1] + "\n".join(["", *_table(table), ""]) + found[2], text)
-
-
 def write(results: Results | None = None, docs: Path = DOCS) -> list[Path]:
-    """Write page and README's table; what was written."""
-    results = results or Results.read()
-    target = docs / "papers.md"
-    target.write_text(page(results), encoding="utf-8")
-    readme = docs.parent / "README.md"
-    readme.write_text(in_readme(readme.read_text("utf-8"), results), encoding="utf-8")
-    return [target, readme]
+    """Write the pages; what was written."""
+    made = pages(results or Results.read())
+    (docs / "papers").mkdir(exist_ok=True)
+    for place, text in made.items():
+        (docs / place).write_text(text, encoding="utf-8")
+    return [docs / place for place in made]
 
 
 if __name__ == "__main__":

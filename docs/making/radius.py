@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from statistics import mean
 
-from .first_picture import interval
-
 RECORDS = Path(__file__).parents[2] / "studies" / "radius" / "records" / "digits-table.jsonl"
 RADII = ("0.02", "0.05", "0.1", "0.2", "0.5", "1")
 KINDS = {"clean": "clean labels", "40": "40 % wrong labels", "60": "60 % wrong labels", "tenth": "143 examples, clean"}
@@ -26,7 +24,10 @@ def accuracies() -> dict[tuple[str, str], list[float]]:
 
 def cell(values: list[float], base: list[float]) -> str:
     """SAM's accuracy less the base's, in points; bold if the 95 % interval of the paired difference leaves out zero."""
-    middle, low, high = interval([mine - theirs for mine, theirs in zip(values, base, strict=True)])
+    from steppe.lab.statistics import mean_of
+
+    one = mean_of([mine - theirs for mine, theirs in zip(values, base, strict=True)])
+    middle, low, high = one.value, one.low or 0.0, one.high or 0.0
     text = f"{middle:+.1f}".replace("-", "−") if abs(middle) >= 0.05 else "0.0"
     return f"**{text}**" if low > 0 or high < 0 else text
 

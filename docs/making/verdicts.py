@@ -19,10 +19,8 @@ def markdown() -> str:
     """Two tables: how often a table without any effect has a verdict, and how often an effect is seen."""
     found = record()
     seeds = sorted({one["seeds"] for one in found["errors"]})
-    lines = [
-        f"| tables without any effect | {' | '.join(f'n = {n}' for n in seeds)} |",
-        "|---" * (len(seeds) + 1) + "|",
-    ]
+    heads, rule = " | ".join(f"n = {n}" for n in seeds), "|---" * (len(seeds) + 1) + "|"
+    lines = [f"| tables without any effect | {heads} |", rule]
     for kind in dict.fromkeys(one["kind"] for one in found["errors"]):
         cells = []
         for n in seeds:
@@ -32,10 +30,10 @@ def markdown() -> str:
     rows = sorted({one["rows"] for one in found["errors"]})
     lines += [
         "",
-        f"Percent of {found['tables']} tables with a wrong “better” or “worse”, with {', '.join(map(str, rows))} methods.",
+        f"Percent of {found['tables']} tables with a wrong “better” or “worse”; {', '.join(map(str, rows))} methods.",
         "",
-        f"| one of four methods is better by | {' | '.join(f'n = {n}' for n in seeds)} |",
-        "|---" * (len(seeds) + 1) + "|",
+        f"| one of four methods is better by | {heads} |",
+        rule,
     ]
     for effect in sorted({one["effect"] for one in found["power"]}):
         mine = [one for n in seeds for one in found["power"] if (one["seeds"], one["effect"]) == (n, effect)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from statistics import mean
 
 from helpers.pages import DOCS, making
 
@@ -39,3 +40,36 @@ def test_the_table_has_a_row_for_each_regime():
     head, line, *body = radius.markdown().splitlines()
     assert head.count("|") == line.count("|") == 11
     assert len([row for row in body if row.startswith("|")]) == 24 and "n = 24" in body[-1]
+
+
+def test_the_other_numbers_of_the_page_are_those_of_records():
+    said = " ".join((DOCS / "choose.md").read_text("utf-8").split())
+    rows = making("first_picture").rows(0.6)
+    means = [f"{100 * rows[label].mean.value:.1f} %" for label in ("LookSAM rho=0.1", "SAM rho=0.1", "SGD")]
+    assert "({} {}, SAM {}, SGD {}; n = 10)".format("on digits with 60 % wrong labels", *means) in said
+    cifar = making("regimes").study("cifar")
+    accuracy = {rho: mean(cifar["cifar-40", f"sam rho={rho}"]["20"]) for rho in ("1", "0.5", "0.05", "0")}
+    shown = "ρ = 1 has {:.1f} %, 0.5 has {:.1f} %, 0.05 has {:.1f} % and Adam {:.1f} %".format(*accuracy.values())
+    assert shown in said and len(cifar["cifar-40", "sam rho=1"]["20"]) == 4
+
+
+def test_the_situations_say_what_their_records_say():
+    """The words above the table: what overfits gains, little data and clean labels do not."""
+    regimes = making("regimes")
+    found = {name: row[2].verdict for name, row in regimes.rows().items()}
+    assert found == {
+        "digits-0.6": "better", "digits-0": "no difference seen", "cifar-40": "better", "cifar-clean": "better",
+        "tenth": "worse",
+    }  # fmt: skip
+    table = regimes.markdown()
+    assert all(f"| {situation} |" in table for situation in regimes.ORDER)
+    assert table.count(f"| {regimes.NOT_YET} | | | |") == 2
+
+
+def test_verdicts_are_wrong_in_at_most_one_table_of_twenty():
+    """As simulated; 2000 tables have a standard error of 0.5 points."""
+    record = making("verdicts").record()
+    assert max(one["percent"] for one in record["errors"]) < 5 + 2 * 0.5 and record["tables"] == 2000
+    assert {one["seeds"] for one in record["errors"]} == {3, 5, 10}
+    body = making("verdicts").markdown()
+    assert body.count("\n|") == 2 + 7 + 4  # two heads with their rules, seven kinds, three effects, less the first line

@@ -98,7 +98,10 @@ def _with_verdicts(rows: list[Row], rivals: list[list[Difference]], larger: bool
     to_base = [row.difference for row in rows if row.difference is not None]
     to_rivals = [one for some in rivals for one in some]
     among = [1] * len(to_base) + [len(some) for some in rivals for _ in some]
-    family = sum(one.n >= FEWEST for one in to_base) + sum(any(one.n >= FEWEST for one in some) for some in rivals)
+    family = sum(one.n >= FEWEST for one in to_base)
+    for row, some in zip(rows, rivals, strict=True):  # where the base is the only rival, it is the same comparison
+        same = row.difference and row.difference.by_seed
+        family += any(one.n >= FEWEST and one.by_seed != same for one in some)
     found = iter(judged([*to_base, *to_rivals], larger, confidence, among, family))
     rows = [row if row.difference is None else replace(row, difference=next(found)) for row in rows]
     judged_rivals = [[next(found) for _ in some] for some in rivals]

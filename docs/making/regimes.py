@@ -1,0 +1,99 @@
+"""What SAM gains where: the rows of the page that helps to choose, from the records of a comparison and of a study.
+
+Each row compares SAM, with a radius that was chosen on other seeds, with every base at no more than its cost that was
+run: trained up to twice as long, stopped early, averaged. The one that is hardest to beat is shown.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from . import ROOT, first_picture
+
+STUDY = ROOT / "studies" / "radius" / "records"
+NOT_YET = "not measured yet"
+
+
+@cache
+def study(name: str) -> dict[tuple[str, str], dict[str, list[float]]]:
+    """Test accuracies in percent by regime and candidate, then by length, in the order of the seeds."""
+    lines = (json.loads(line) for line in (STUDY / f"{name}.jsonl").read_text("utf-8").splitlines())
+    return {(one["regime"], one["candidate"]): one["accuracy"] for one in lines}
+
+
+def hardest_rival(mine: list[float], rivals: dict[str, list[float]]) -> Any:
+    """SAM less the rival that is hardest to beat, in shares, with an interval for this row alone."""
+    from steppe.lab.statistics import difference_of, judged
+    from steppe.lab.statistics.rivals import hardest
+
+    def shares(values: list[float]) -> dict[Any, float]:
+        return {seed: value / 100 for seed, value in enumerate(values)}
+
+    found = [difference_of(shares(mine), shares(values), label) for label, values in rivals.items()]
+    known = [one for one in found if one is not None]
+    return hardest(judged(known, among=[len(known)] * len(known), family=1), larger=True)
+
+
+@cache
+def rows() -> dict[str, tuple[str, str, Any]]:
+    """For each regime by a short name: the situation, what was run, and the difference."""
+    made: dict[str, tuple[str, str, Any]] = {}
+    for noise, name in first_picture.PANELS.items():
+        said = "I have noisy labels" if noise else "My labels are clean"
+        made[f"digits-{noise:g}"] = (
+            said, f"digits, {name}, SGD, 40 epochs, ρ = 0.1", first_picture.rows(noise)["SAM rho=0.1"].equal_cost,
+        )  # fmt: skip
+    lengths = {
+        "20": "20 epochs",
+        "40": "40 epochs",
+        "20 averaged": "20 epochs, averaged",
+        "40 averaged": "40, averaged",
+    }
+    for kind, name in (("40", "40 % wrong labels"), ("clean", "clean labels")):
+        plain = study("cifar-fresh")[f"cifar-{kind}", "plain"]
+        rivals = {f"Adam, {said}": plain[length] for length, said in lengths.items()}
+        mine = study("cifar-fresh")[f"cifar-{kind}", "sam rho=1"]["20"]
+        said = "I have noisy labels" if kind == "40" else "I train for many epochs: the net fits all it sees"
+        made[f"cifar-{kind}"] = (
+            said, f"CIFAR-10, {name}, a small convolutional net, Adam, 20 epochs, ρ = 1", hardest_rival(mine, rivals),
+        )  # fmt: skip
+    tenth = study("digits-table")
+    mine = tenth["digits-tenth-sgd", "sam rho=0.1"]["20"]
+    plain = tenth["digits-tenth-sgd", "sam rho=0"]
+    rivals = {f"SGD, {length} epochs": plain[length] for length in ("20", "40")}
+    made["tenth"] = (
+        "I have little data",
+        "143 digits, clean labels, SGD, 20 epochs, ρ = 0.1",
+        hardest_rival(mine, rivals),
+    )
+    return made
+
+
+def markdown() -> str:
+    """The table, in the order of the situations; what was not measured says so."""
+    lines = [
+        "| situation | measured on | SAM less the best base at no more cost, points | that base | n |",
+        "|---" * 5 + "|",
+    ]
+    for situation, where, one in sorted(rows().values(), key=lambda row: ORDER.index(row[0])):
+        word = "" if one.verdict in ("better", "worse") else f" ({one.verdict})"
+        gain = first_picture.text(one)
+        shown = f"**{gain}**" if not word else gain + word
+        lines.append(f"| {situation} | {where} | {shown} | {one.against} | {one.n} |")
+    lines += [
+        f"| {situation} | {NOT_YET} | | | |" for situation in ORDER if all(r[0] != situation for r in rows().values())
+    ]
+    note = "Intervals are 95 %; bold ones leave out zero. The radius of each row was chosen on other seeds."
+    return "\n".join([*lines, "", note])
+
+
+ORDER = (
+    "I have noisy labels",
+    "I train for many epochs: the net fits all it sees",
+    "I have little data",
+    "My labels are clean",
+    "I have a big data set that is seen once",
+    "I fine-tune",
+)
