@@ -243,7 +243,7 @@ def test_checkpoints_of_one_name_have_pictures_of_their_own(run, tmp_path):
     result = run("landscape", "a/end.pt", "b/end.pt", *COMMON, "--points", "3", "--no-html")
     assert result.exit_code == 0, result.output
     names = {path.name for path in (tmp_path / "landscape").glob("*.svg")}
-    assert names == {f"end.pt-{i}-{kind}.svg" for i in (1, 2) for kind in ("contour", "surface")}
+    assert names == {"side-by-side.svg", *(f"end.pt-{i}-{kind}.svg" for i in (1, 2) for kind in ("contour", "surface"))}
 
 
 @pytest.mark.parametrize(

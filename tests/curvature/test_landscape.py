@@ -312,3 +312,17 @@ def test_the_monitor_sees_an_eigenvalue_that_overtakes(first):
         model.diagonal[0] = largest
         record = monitor()
         assert record is not None and record.converged and record.top == pytest.approx(max(largest, 1.0), rel=1e-2)
+
+
+def test_planes_side_by_side_have_one_scale():
+    steps = torch.linspace(-1, 1, 5)
+    planes = {
+        name: Plane(steps, steps, scale * (1 + steps[:, None] ** 2 + steps**2))
+        for name, scale in {"a": 1.0, "b": 100.0}.items()
+    }
+    figure = figures.contours_figure(planes)
+    left, right = figure.axes[:2]
+    assert [left.get_title(), right.get_title()] == ["a", "b"]
+    scales = [list(axes.collections[0].levels) for axes in (left, right)]  # pyright: ignore[reportAttributeAccessIssue]
+    assert scales[0] == scales[1] and (scales[0][0], 10 ** scales[0][-1]) == pytest.approx((0.0, 300))
+    figure.canvas.draw()

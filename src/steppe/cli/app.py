@@ -18,7 +18,9 @@ from . import commands
 from .errors import OneLine, OneLineGroup, helpful
 from .prepare import import_from_current_folder
 
-app = typer.Typer(cls=OneLineGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+FIRST = ("compare", "train", "sweep", "report", "work", "measure", "landscape", "methods", "list")
+
+app = typer.Typer(cls=OneLineGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.callback(invoke_without_command=True)
@@ -31,8 +33,10 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
 
 
 def assemble(group: typer.Typer, package: ModuleType) -> None:
-    """Add the commands of a package to a group, in the order of their names."""
-    for found in sorted(pkgutil.iter_modules(package.__path__), key=lambda found: found.name):
+    """Add the commands of a package to a group: those of `FIRST`, then the others in the order of their names."""
+    first = {name: place for place, name in enumerate(FIRST)}
+    found_here = pkgutil.iter_modules(package.__path__)
+    for found in sorted(found_here, key=lambda found: (first.get(found.name, len(first)), found.name)):
         module = importlib.import_module(f"{package.__name__}.{found.name}")
         if found.ispkg:
             inner = typer.Typer(cls=OneLineGroup, no_args_is_help=True, add_completion=False)

@@ -14,6 +14,8 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from ..support.devices import best_device
+
 Row: TypeAlias = tuple[Any, Any, str]  # type, default, help
 Table: TypeAlias = dict[str, Row]
 LOSSES = ("cross_entropy", "mse")
@@ -56,10 +58,10 @@ PLACE: Table = {
     "compile": (bool, False, "Compile the model."),
     "data_dir": (Path | None, None, "Folder of the data sets; by default $STEPPE_DATA, else ~/.cache/steppe."),
     "download": (bool, False, "Download a data set that is not there."),
-    "device": (str, "cpu", "cpu, cuda, cuda:1, mps."),
+    "device": (str, "auto", "auto, cpu, cuda, cuda:1, mps."),
     "threads": (int, 1, "Threads of a process on a CPU. Another number rounds differently."),
     "curvature": (bool, True, "Measure curvature at the end of every run."),
-    "log": (str, "", "tensorboard, or your own logger, package.module:function."),
+    "log": (str, "", "tensorboard, wandb, mlflow, or your own logger, package.module:function."),
     "keep_weights": (bool, False, "Save the trained weights beside the record."),
 }
 
@@ -73,14 +75,17 @@ OBJECTIVE: Table = {
     "mode": (str, "eval", "eval, batch (BatchNorm by the batch), train, or as-is."),
     "samples": (int, 0, "Use only this many samples of the data; 0 for all."),
     "double": (bool, False, "Compute in float64."),
-    "device": (str, "cpu", "cpu, cuda, cuda:1, mps."),
+    "device": (str, "auto", "auto, cpu, cuda, cuda:1, mps."),
     "seed": (int, 0, "Seed of all random vectors; the same for every checkpoint."),
 }
+
+PANELS = {"recipe": "What is trained", "place": "Where and how", "objective": "What is measured"}  # groups in the help
 
 Method = Annotated[str, typer.Option(help="What to train with: sam:rho=0.1. `steppe list methods` lists all.")]
 Seed = Annotated[int, typer.Option(help="Seed of the first weights, the batches and every other random draw.")]
 Seeds = Annotated[int, typer.Option(help="How many seeds, from 0.")]
 Out = Annotated[Path, typer.Option(help="The folder for records and the report.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the table as JSON.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes at a time. On a CPU by default one per core.")]
 On = Annotated[
     str, typer.Option(help="local, ray, or queue: leave the runs in --out to `steppe work` on many machines.")
@@ -103,11 +108,14 @@ def takes(**tables: Table) -> Callable[[Callable[..., None]], Callable[..., None
     def give(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         own = [p for p in signature.parameters.values() if p.name not in tables]
-        added = [_parameter(name, *row) for table in tables.values() for name, row in table.items()]
+        added = [_parameter(name, *row, PANELS[key]) for key, table in tables.items() for name, row in table.items()]
         parameters = [*own, *added]
 
         def called(**given: Any) -> None:
             grouped = {key: {name: given.pop(name) for name in table} for key, table in tables.items()}
+            for table in grouped.values():
+                if table.get("device") == "auto":
+                    table["device"] = best_device()
             command(**given, **grouped)
 
         called.__name__, called.__doc__ = command.__name__, command.__doc__
@@ -118,7 +126,8 @@ def takes(**tables: Table) -> Callable[[Callable[..., None]], Callable[..., None
     return give
 
 
-def _parameter(name: str, kind: Any, default: Any, text: str) -> inspect.Parameter:
+def _parameter(name: str, kind: Any, default: Any, text: str, panel: str) -> inspect.Parameter:
     keyword = inspect.Parameter.KEYWORD_ONLY
     value = inspect.Parameter.empty if default is ... else default
-    return inspect.Parameter(name, keyword, default=value, annotation=Annotated[kind, typer.Option(help=text)])
+    option = typer.Option(help=text, rich_help_panel=panel)
+    return inspect.Parameter(name, keyword, default=value, annotation=Annotated[kind, option])

@@ -65,7 +65,8 @@ def make_place(given: dict[str, Any], recipe: Recipe, out: Path, compared: bool 
     """Where to train. Device, folder, data, model and logger are tried; a comparison of too few steps is warned of."""
     from ..lab.data import load
     from ..lab.preparing import try_out, warnings_for
-    from ..lab.runner.local import Place, logger_maker
+    from ..lab.runner.local import Place
+    from ..lab.runner.loggers import logger_maker
     from ..lab.training.batches import data_for
     from ..lab.training.final_curvature import Measuring
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..lab.runner.estimate import duration
 from ..lab.runner.local import Job, News
 from ..lab.statistics import summarise
 
@@ -27,6 +28,7 @@ class Display:
         self._console = Console(stderr=True)
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
+        self._worked = self._since = 0.0  # of the runs that this command has trained
         self._quiet, self._begun, self.before = quiet, time.monotonic(), 0  # runs done before
 
     def __enter__(self) -> Display:
@@ -51,6 +53,7 @@ class Display:
         job = self._jobs[news.key]
         if news.key in self._ended:
             return
+        self._since = 0.0 if news.before else self._work[news.key]
         self._done[news.key] = self._work[news.key] * (1.0 if news.ended else news.epoch / job.recipe.epochs)
         if news.ended:
             self._ended.add(news.key)
@@ -60,7 +63,13 @@ class Display:
         elif news.ended and not news.before and not self._quiet:
             seconds = time.monotonic() - self._begun
             line = f"{len(self._ended)}/{len(self._jobs)}  {seconds:.0f} s  {job.name}, seed {job.recipe.seed}"
-            print(f"{line}: {news.said}", file=sys.stderr, flush=True)
+            print(f"{line}: {news.said}{self._rest(seconds)}", file=sys.stderr, flush=True)
+
+    def _rest(self, seconds: float) -> str:
+        """About how long the other runs will take, from the work that this command has done."""
+        self._worked += self._since
+        left = sum(self._work.values()) - sum(self._done.values())
+        return f", about {duration(seconds * left / self._worked)} left" if left > 0 and self._worked > 0 else ""
 
     def _move(self, job: Job, news: News) -> None:
         if news.ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -40,6 +41,7 @@ def train_all(planned: list[Any], where: Any, workers: int, address: str | None 
 
     The address "queue" leaves them to `steppe work`: the command ends here.
     """
+    from ..lab.runner.estimate import announcement
     from ..lab.runner.local import notes, perform
     from ..lab.runner.ray import perform_on_ray
     from .progress import Display
@@ -48,21 +50,28 @@ def train_all(planned: list[Any], where: Any, workers: int, address: str | None 
         say(note)
     if address == QUEUE:
         leave_to_others(planned, where)
+    elif address is None and (said := announcement(planned, where, workers)):
+        typer.echo(said, err=True)
     with Display(planned) as display:
         if address is not None:
             return perform_on_ray(planned, where, address, workers, display)
         return perform(planned, where, workers, display)
 
 
-def report_runs(records: list[Any], page: Path, *tables: Any, metric: str = "") -> None:
-    """Print the tables, and write the page."""
+def report_runs(records: list[Any], page: Path, *tables: Any, metric: str = "", as_json: bool = False) -> None:
+    """Print the tables, or JSON in their place, and write the page."""
     from rich.console import Console
 
-    from ..lab.records import metric_of
+    from ..lab.records import finite, metric_of
     from ..lab.report import write_report
 
-    for table in tables:
+    if as_json:
+        from ..lab.comparison_result import rows_as_dicts
+
+        rows = finite(rows_as_dicts(records, metric or metric_of(records)))
+        typer.echo(json.dumps({"page": str(page), "methods": rows}, indent=1, ensure_ascii=False))
+    for table in tables if not as_json else ():
         if table is not None:
             Console().print(table)
     write_report(records, page, command="steppe " + shlex.join(sys.argv[1:]), metric=metric or metric_of(records))
-    typer.echo(f"wrote {page}")
+    typer.echo(f"wrote {page}", err=as_json)

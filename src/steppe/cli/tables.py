@@ -43,7 +43,8 @@ def show_models() -> None:
 
 def show_experiments(results: Any) -> None:
     """The papers' tables and figures, and which of them have been run."""
+    from ..papers.registry import paper_titles
     from ..papers.show import overview
 
     rows = [(name, title, str(cells), state) for name, title, cells, _, state in overview(results)]
-    show_table(("name", "what", "cells", "results"), rows)
+    show_table(("name", "what", "cells", "results"), rows, caption="\n".join(paper_titles()), caption_justify="left")

@@ -118,20 +118,48 @@ def contour_figure(plane: Plane) -> Figure:
     loss itself.
     """
     figure, axes = _blank(*plane.axes)
-    shown, label = torch.where(plane.losses.isfinite(), plane.losses, torch.nan), "loss"
-    positive = shown[shown > 0]
-    if len(positive) and not bool((shown < 0).any()):
-        shown, label = shown.clamp_min(positive.min()).log10(), "log₁₀ loss"
+    (shown,), label = _heights([plane])
+    figure.colorbar(_contours(axes, plane, shown, 24), ax=axes, label=label, format="%.2g")
+    return figure
+
+
+def contours_figure(planes: Mapping[str, Plane]) -> Figure:
+    """Several planes side by side, with one scale of colours, so that they can be compared."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(0.9 + 3.6 * len(planes), 3.9), layout="constrained")
+    several: Any = figure.subplots(1, len(planes), squeeze=False)[0]
+    heights, label = _heights(list(planes.values()))
+    finite = torch.cat([one[one.isfinite()] for one in heights])
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    levels = torch.linspace(low, high if high > low else low + 1, 25).tolist()
+    filled: Any = None
+    for axes, (name, plane), shown in zip(several, planes.items(), heights, strict=True):
+        filled = _contours(axes, plane, shown, levels)
+        axes.set(title=name, xlabel=plane.axes[0], ylabel=plane.axes[1])
+    figure.colorbar(filled, ax=list(several), label=label, format="%.2g")
+    return figure
+
+
+def _heights(planes: Sequence[Plane]) -> tuple[list[Tensor], str]:
+    """The losses to draw: their logarithms, unless any is negative; and what they are called."""
+    shown = [torch.where(plane.losses.isfinite(), plane.losses, torch.nan) for plane in planes]
+    every = torch.cat([one.flatten() for one in shown])
+    positive = every[every > 0]
+    if len(positive) and not bool((every < 0).any()):
+        return [one.clamp_min(positive.min()).log10() for one in shown], "log₁₀ loss"
+    return shown, "loss"
+
+
+def _contours(axes: Any, plane: Plane, shown: Tensor, levels: Any) -> Any:
     axes.set_facecolor("0.85")  # visible where the loss is not finite
-    filled = axes.contourf(plane.across, plane.up, shown, levels=24, cmap="viridis")
-    axes.contour(
-        plane.across, plane.up, shown, levels=24, colors="white", linestyles="solid", linewidths=0.3, alpha=0.6
-    )
-    figure.colorbar(filled, ax=axes, label=label, format="%.2g")
+    filled = axes.contourf(plane.across, plane.up, shown, levels=levels, cmap="viridis")
+    lines = {"colors": "white", "linestyles": "solid", "linewidths": 0.3, "alpha": 0.6}
+    axes.contour(plane.across, plane.up, shown, levels=levels, **lines)
     if len(plane.path):
         axes.plot(plane.path[:, 0], plane.path[:, 1], color="white", linewidth=1.2, marker="o", markersize=2.5)
     axes.plot(0, 0, "*", color="#E69F00", markersize=11, markeredgecolor="white")
-    return figure
+    return filled
 
 
 def surface_figure(plane: Plane) -> Figure:

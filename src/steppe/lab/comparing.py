@@ -19,6 +19,7 @@ from .recipe.own_code import unreadable
 from .recipe.recipe import Recipe, is_users
 from .records import Record, RecordWarning
 from .runner.comparison import DEFAULT_METHODS, FIRST_NOISE, FIRST_SEEDS, notes, plan, usual_rivals
+from .runner.estimate import announcement, duration
 from .runner.local import Job, News, Place, perform
 from .runner.local import notes as notes_on_earlier_runs
 from .runner.ray import perform_on_ray
@@ -158,6 +159,8 @@ class Trainer:
         for note in notes_on_earlier_runs(jobs, self.place):
             tell_user(note)
         tell = Lines(jobs) if self.progress else _silent
+        if self.progress and self.on == "local" and (said := announcement(jobs, self.place, self.workers)):
+            print(said, file=sys.stderr, flush=True)
         if self.on == "ray":
             return perform_on_ray(jobs, self.place, self.address, self.workers, tell)
         return perform(jobs, self.place, self.workers, tell)
@@ -190,10 +193,3 @@ class Lines:
         job = self._jobs[news.key]
         rest = f", about {duration(left)} left" if self._left else ""
         self._write(f"{self._ended}/{len(self._jobs)}  {job.name}, seed {job.recipe.seed}: {news.said}{rest}")
-
-
-def duration(seconds: float) -> str:
-    """A rough duration: "40 s", "3 min", "2.5 h"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -98,7 +98,6 @@ class Record(_Always, total=False):
     train_examples: int
     test_examples: int
     asked: dict[str, Any]  # of a run that waits, or waited, in a folder that machines share: how it is to be trained
-    asked: dict[str, Any]  # of a run that waits, or waited, in a folder that machines share: how it is to be trained
     metric: str  # what the run is compared by, if not by its test accuracy; ends with ↑ if larger is better
     averaged: dict[str, float]  # the test results of the averaged weights at the end
     held_out_examples: int  # kept for the second batch of a method that uses two: neither trained nor tested on

@@ -18,6 +18,11 @@ from .experiment import Experiment, by_name
 PAPERS: dict[str, ModuleType] = {"s0": s0, "s1": s1, "s2": s2, "s3": s3, "s4": s4, "extra": extra}
 
 
+def paper_titles() -> list[str]:
+    """The papers by their short names: "S1: Surrogate Gap Minimization ... (GSAM; Zhuang et al., ICLR 2022)"."""
+    return [(paper.__doc__ or "").split("\n")[0].rstrip(".") for name, paper in PAPERS.items() if name != "extra"]
+
+
 @cache
 def experiments() -> dict[str, Experiment]:
     """All tables and figures by name."""

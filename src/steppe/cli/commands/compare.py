@@ -10,7 +10,7 @@ import typer
 
 from ...support.errors import UserError
 from ..errors import resumable, say
-from ..options import PLACE, RECIPE, Address, Jobs, On, Out, Together, takes
+from ..options import PLACE, RECIPE, Address, Jobs, Json, On, Out, Together, takes
 from ..prepare import how_many_jobs, make_place, make_recipe, runs_at_once
 from ..runs import address_of, report_runs, train_all
 
@@ -35,6 +35,7 @@ def command(
     together: Together = None,
     on: On = "local",
     address: Address = "",
+    as_json: Json = False,
     out: Out = Path("runs"),
 ) -> None:
     """Train one model on one data set with several methods and seeds; report accuracy, sharpness and cost.
@@ -68,7 +69,7 @@ def command(
         records = train_all(planned, where, how_many_jobs(jobs, where.device), address_of(on, address))
         metric = metric_of(records)
         said = headline(records, metric), table(records, metric), other_measures(records)
-        report_runs(records, out / "report.html", *said, metric=metric)
+        report_runs(records, out / "report.html", *said, metric=metric, as_json=as_json)
 
 
 def _rivals(texts: list[str] | None, base: Any) -> list[dict[str, Any]]:

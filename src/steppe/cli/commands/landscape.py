@@ -30,7 +30,10 @@ def command(
     html: Annotated[bool, typer.Option(help="Also write an interactive surface (needs plotly).")] = True,
     out: Annotated[Path, typer.Option(help="The folder for figures.")] = Path("landscape"),
 ) -> None:
-    """Draw the loss around one or more checkpoints: PNG, SVG, and an interactive HTML surface."""
+    """Draw the loss around one or more checkpoints: PNG, SVG, and an interactive HTML surface.
+
+    Several checkpoints are also drawn side by side, with one scale.
+    """
     if dimensions not in (1, 2):
         raise UserError(f"--dimensions must be 1 or 2, not {dimensions}")
     if along not in ("random", "eigenvectors"):
@@ -67,12 +70,16 @@ def _surfaces(
     written = []
     axes = ("first eigenvector", "second eigenvector") if vectors else ("first direction", "second direction")
     stems = _distinct([Path(name).name for name in named])
+    planes: dict[str, Any] = {}
     for stem, (name, objective) in zip(stems, named.items(), strict=True):
         directions = (vectors[name][0], vectors[name][1]) if vectors else None
-        found = plane(objective, directions, axes=axes, **how)
+        planes[stem] = found = plane(objective, directions, axes=axes, **how)
         for kind, make in (("contour", figures.contour_figure), ("surface", figures.surface_figure)):
             written += [figures.save(make(found), out / f"{stem}-{kind}.{ending}") for ending in ("png", "svg")]
         written += _interactive(found, out / f"{stem}.html") if html else []
+    if len(planes) > 1:
+        both = figures.contours_figure(planes)
+        written += [figures.save(both, out / f"side-by-side.{ending}") for ending in ("png", "svg")]
     return written
 
 

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-from ...support.errors import unknown
+from ...support.errors import UserError, unknown
 from ..tables import show_data, show_experiments, show_methods, show_models
+from . import methods
 
 
 def command(
     what: Annotated[str, typer.Argument(help="data, models, methods or recipes.")],
+    name: Annotated[str | None, typer.Argument(help="Show one method in full, as `steppe methods NAME` does.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
 ) -> None:
     """List what can be trained: data sets, models, methods, and the papers' tables as recipes."""
@@ -26,4 +28,9 @@ def command(
     }
     if what not in shown:
         raise unknown("list of", what, shown)
+    if name is not None:
+        if what != "methods":
+            raise UserError(f"steppe list {what} takes no name")
+        methods.command(name)
+        return
     shown[what]()

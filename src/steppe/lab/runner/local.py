@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...support.errors import UserError, require, user_function
+from ...support.errors import UserError
 from ...support.own_objects import has_any, packed, unpack
 from ..recipe.recipe import Recipe
 from ..records import Record, RecordWarning, label_for, metric_of, value_of, write_record
 from ..training.final_curvature import Measuring
 from ..training.ranks import ALONE, Ranks
 from .finished import ended_record, finished_record, run_lock, same_code
+from .loggers import logger_maker
 
 
 @dataclass(frozen=True)
@@ -194,17 +195,6 @@ def done_before(jobs: Sequence[Job], folder: Path, tell: Tell) -> dict[str, Reco
     for record in records.values():
         tell(news_of(record, before=True))
     return records
-
-
-def logger_maker(name: str) -> Callable[[str], Any] | None:
-    """A function from a folder to a logger, by name: "tensorboard", or your own "package.module:function"."""
-    if not name:
-        return None
-    if ":" in name:
-        return user_function("logger", name)
-    if name != "tensorboard":
-        raise UserError(f"no logger {name!r}: there are tensorboard and your own, package.module:function")
-    return require("torch.utils.tensorboard", "tensorboard", "--log tensorboard").SummaryWriter
 
 
 # Several processes

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ....support.devices import require_device
+from ....support.devices import best_device, require_device
 from ....support.errors import UserError
 from ...errors import resumable, say
 from ...options import Address, Jobs, On, Together
@@ -24,7 +24,7 @@ def command(
     scale: Scale = "full",
     seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0; by default as many as the paper.")] = None,
     cells: Cells = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     together: Together = None,
     jobs: Jobs = None,
     on: On = "local",
@@ -46,7 +46,7 @@ def command(
     from ....papers.run import plan, run, set_data_folder
     from ...progress import Display
 
-    experiment = find(name)
+    experiment, device = find(name), best_device() if device == "auto" else device
     planned = plan(experiment, check_scale(scale), seeds, cells or ())
     set_data_folder(data_dir)
     if threads < 1:

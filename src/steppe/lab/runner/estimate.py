@@ -1,0 +1,75 @@
+"""About how long runs will take, from the time of a few gradients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..models import build
+from ..training.batches import Batches, data_for
+from ..training.tasks import task_of
+from .finished import finished_record
+from .local import Job, Place
+
+_EXAMPLES = 64  # in a timed batch: the time of a larger one is in proportion
+
+
+def duration(seconds: float) -> str:
+    """A rough duration.
+
+    >>> [duration(s) for s in (0.4, 40, 200, 9000)]
+    ['1 s', '40 s', '3 min', '2.5 h']
+    """
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def announcement(jobs: Sequence[Job], place: Place, workers: int) -> str:
+    """How many runs there are to train, and about how long they will take: "33 runs, about 1 min"."""
+    waiting = [job for job in jobs if finished_record(job.recipe, place.folder) is None]
+    if not waiting:
+        return ""
+    per_example = _seconds_an_example(waiting[0], place)
+    examples = sum(job.work * _examples_an_epoch(job, place) for job in waiting)
+    extra = 1.2  # tests, records, and what is not a gradient
+    if place.measuring is not None:
+        products = place.measuring.products + place.measuring.dimension
+        examples += len(waiting) * 2 * products * min(place.measuring.samples, _examples_an_epoch(waiting[0], place))
+    at_once = min(workers, len(waiting))
+    runs = "1 run" if len(waiting) == 1 else f"{len(waiting)} runs"
+    return f"{runs}, about {duration(extra * per_example * examples / at_once)}"
+
+
+def _examples_an_epoch(job: Job, place: Place) -> int:
+    return len(data_for(job.recipe, place.data_root, place.device).train)
+
+
+def _seconds_an_example(job: Job, place: Place) -> float:
+    """The time of a gradient, for one example."""
+    recipe, device = job.recipe, torch.device(place.device)
+    data, task = data_for(recipe, place.data_root, place.device), task_of(recipe)
+    if device.type == "cpu":
+        torch.set_num_threads(place.threads)
+    model = build(recipe.model, data.input_shape, data.classes, **dict(recipe.model_settings)).to(device)
+    batches = Batches(recipe, data, False, device, 0, 1)
+    inputs, targets, _ = next(batches.of_epoch(1))
+    inputs, targets = inputs[:_EXAMPLES], targets[:_EXAMPLES]
+    model.train().to(batches.dtype)
+    best = float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        task.loss(model(inputs), targets).backward()
+        _wait(device)
+        best = min(best, time.perf_counter() - began)
+        if best > 1:  # a large model: one is enough
+            break
+    return best / len(inputs)
+
+
+def _wait(device: Any) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,82 @@
+"""Help in a useful order, JSON, announcements, names of papers, and warnings of comparisons that say nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from steppe.cli.app import app
+from steppe.cli.options import OBJECTIVE, PLACE
+from steppe.cli.progress import Display
+from steppe.lab.recipe.recipe import Recipe
+from steppe.lab.runner import estimate
+from steppe.lab.runner.local import Job, News, Place, perform
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*args: str):
+    return CliRunner().invoke(app, args, env={"COLUMNS": "160", "TERM": "dumb"})
+
+
+def test_compare_comes_first_and_options_come_in_groups():
+    top = list(get_command(app).commands)  # type: ignore[attr-defined]
+    assert top[:2] == ["compare", "train"] and {"work", "doctor", "paper"} <= set(top)
+    said = run("compare", "--help").stdout
+    assert "What is trained" in said and "Where and how" in said
+    assert "--install-completion" in run("--help").stdout
+    assert PLACE["device"][1] == OBJECTIVE["device"][1] == "auto"
+
+
+def test_one_list_of_methods():
+    assert run("list", "methods").stdout == run("methods").stdout
+    assert run("list", "methods", "sam").stdout == run("methods", "sam").stdout
+    assert "takes no name" in run("list", "data", "digits").stderr
+
+
+def test_papers_have_names():
+    said = run("paper", "list").stdout
+    assert "S1: Surrogate Gap Minimization" in said and "S4: Smoothness-Adaptive" in said
+
+
+def test_json_in_place_of_the_table():
+    options = "--seeds 1 --epochs 1 --share 0.2 --no-curvature --no-equal-cost --jobs 1 --rivals none --device cpu"
+    result = run("compare", "sam:rho=0.1", *options.split(), "--json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert [row["method"] for row in said["methods"]] == ["SGD", "SAM rho=0.1"] and Path(said["page"]).exists()
+    assert said["methods"][1]["cost"] == 2.0 and said["methods"][1]["verdict"] == "n too small to tell"
+    assert "2 runs, about " in result.stderr and " left" in result.stderr
+    assert "4 batches an epoch, 4 steps in all: that is too short to compare methods" in result.stderr
+
+
+def test_an_estimate_is_of_what_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(estimate, "_seconds_an_example", lambda job, place: 0.01)
+    jobs = [Job(Recipe(method=method, share=0.2, epochs=10)) for method in ("plain", "sam")]
+    place = Place(tmp_path)
+    # 287 examples, 10 epochs, one gradient and two: 8610 examples of 0.01 s, and a fifth more
+    assert estimate.announcement(jobs, place, 1) == "2 runs, about 2 min"
+    assert estimate.announcement(jobs, place, 2) == "2 runs, about 52 s"
+    perform(jobs[1:], place)
+    assert estimate.announcement(jobs, place, 2) == "1 run, about 34 s"
+    perform(jobs, place)
+    assert estimate.announcement(jobs, place, 2) == ""
+
+
+def test_lines_say_how_long_the_rest_takes(monkeypatch, capsys):
+    jobs = [Job(Recipe(seed=seed)) for seed in range(3)]
+    clock = iter([0.0, 10.0, 20.0])
+    monkeypatch.setattr("steppe.cli.progress.time.monotonic", lambda: next(clock))
+    with Display(jobs) as show:
+        show(News(jobs[0].recipe.key, 10, ended=True, said="97 %", before=True))
+        show(News(jobs[1].recipe.key, 10, ended=True, said="97 %"))
+        show(News(jobs[2].recipe.key, 10, ended=True, said="97 %"))
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith("97 %, about 10 s left") and said[1].endswith("seed 2: 97 %")
