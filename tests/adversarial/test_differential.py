@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -88,7 +89,8 @@ def test_any_method_in_any_setting_is_its_equations(part):
     wrong = []
     for number in trials(25):
         draw = chance("methods", part, number)
-        method, style, home = random_method(draw), draw.choice(STYLES), draw.choice(["device", "cpu"])
+        method, style = random_method(draw), draw.choice(STYLES)
+        home: Any = draw.choice(["device", "cpu"])
         if "hvp" in method.needs:
             style = by_closure  # exact products need closures that return a graph
         if "sample" in method.needs and style is by_micro_batches:
