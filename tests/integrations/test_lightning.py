@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -54,6 +54,30 @@ def test_the_first_look_may_be_away_from_the_weights(method: steppe.Method):
     fit(module, SharpnessAwareCallback(method), accumulate_grad_batches=2, gradient_clip_val=0.5)
     expected, _ = by_hand(method, 2, clip=0.5)
     assert_same(module.net, expected.net)
+
+
+class Counting(Net):
+    """Counts in its attributes, as many modules do, and lets the loss depend on the count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.outputs, self.total = 0, [], torch.zeros(())
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        assert self.count == batch_idx
+        self.count += 1
+        result = super().training_step(batch, batch_idx)
+        self.outputs.append(result["loss"].detach())
+        self.total += result["loss"].detach()
+        return result
+
+
+def test_what_a_module_counts_is_counted_once():
+    module, watch = Counting(), Watch()
+    fit(module, SharpnessAwareCallback(METHODS["SAM"]), watch)
+    assert module.count == len(module.outputs) == BATCHES
+    assert watch.losses == [loss.item() for loss in module.outputs]
+    assert module.total.item() == pytest.approx(sum(watch.losses), rel=1e-6)
 
 
 def test_bfloat16_is_the_plain_loop():
@@ -121,11 +145,12 @@ class Hooked(Net):
     """Sets, before each batch, a buffer, and before each step the learning rate."""
 
     batch: Tensor
+    met: ClassVar[list[int]] = []  # of the class: what looks note in the module is undone
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("batch", torch.tensor(0))
-        self.met: list[int] = []
+        self.met.clear()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.batch.fill_(1 + batch_idx)

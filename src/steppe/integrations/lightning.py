@@ -19,6 +19,7 @@ from torchmetrics import Metric
 
 from ..method import Method
 from ..optimizer import SharpnessAware
+from .bookkeeping import Bookkeeping
 from .micro_batches import Auxiliary, Replay, unsynchronised
 
 
@@ -71,11 +72,12 @@ class SharpnessAwareCallback(Callback):
         own: Any = strategy.training_step
 
         def training_step(*arguments: Any) -> Any:
-            again = functools.partial(self._again, trainer, own, arguments)
+            before = _books_of(pl_module)
+            again = functools.partial(self._again, trainer, own, arguments, before)
 
             def on(batch: Any) -> Callable[[bool], Any]:
                 batch = strategy.batch_to_device(trainer.precision_plugin.convert_input(batch), dataloader_idx=0)
-                return functools.partial(self._again, trainer, own, (batch, *arguments[1:]))
+                return functools.partial(self._again, trainer, own, (batch, *arguments[1:]), before)
 
             self._replay.begin(self.optimizer, again, _scaler(trainer), on)
             with unsynchronised(self.optimizer):
@@ -131,11 +133,13 @@ class SharpnessAwareCallback(Callback):
         self._replay.close()
         self.on_fit_end(trainer, pl_module)
 
-    def _again(self, trainer: Trainer, training_step: Any, arguments: tuple[Any, ...], last: bool) -> Any:
-        """Repeat the pass over a batch, without the hooks."""
+    def _again(
+        self, trainer: Trainer, training_step: Any, arguments: tuple[Any, ...], before: Bookkeeping, last: bool
+    ) -> Any:
+        """Repeat the pass over a batch, without the hooks. What it counts in attributes of the module is undone."""
         strategy, scaler = trainer.strategy, _scaler(trainer)
         no_sync = getattr(strategy, "block_backward_sync", contextlib.nullcontext)
-        with contextlib.nullcontext() if last else no_sync():
+        with contextlib.nullcontext() if last else no_sync(), _as_after(before, trainer.lightning_module):
             output: Any = training_step(*arguments)
             loss = output if output is None or isinstance(output, Tensor) else output["loss"]
             if loss is not None:
@@ -147,6 +151,21 @@ class SharpnessAwareCallback(Callback):
         """The loss that the method sees: the mean over all ranks, if it uses the loss."""
         needed = "loss" in self.optimizer.method.needs
         return trainer.strategy.reduce(loss.detach(), reduce_op="mean") if needed else loss
+
+
+def _books_of(pl_module: LightningModule) -> Bookkeeping:
+    return Bookkeeping(pl_module, leave_out=vars(torch.nn.Module()))  # those hold parameters, buffers and hooks
+
+
+@contextlib.contextmanager
+def _as_after(before: Bookkeeping, pl_module: LightningModule) -> Generator[None, None, None]:
+    """Let a pass find the module's attributes as they were before, and restore them as they are now."""
+    now = _books_of(pl_module)
+    before.restore()
+    try:
+        yield
+    finally:
+        now.restore()
 
 
 def _scaler(trainer: Trainer) -> Any:
