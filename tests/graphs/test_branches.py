@@ -102,6 +102,16 @@ def test_a_look_that_fails_leaves_nothing_behind():
     assert same(before, everything(model)) and places == [p.data_ptr() for p in model.parameters()]
 
 
+def test_with_a_loss_scale_they_take_turns():
+    """All looks note in one place whether a gradient overflowed."""
+    beside = OnOneStream()
+    model, opt = make(steppe.SAMPa(), "cpu")
+    opt.under_way.beside = beside
+    closures = data("cpu", 1)[0].closures(model)
+    opt.gradient(closures["closure"], auxiliary=closures["auxiliary"], scaler=torch.amp.GradScaler("cpu"))
+    assert beside.said == []
+
+
 def test_when_they_may_not():
     looks = [steppe.Look(), steppe.Look(batch="auxiliary")]
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))

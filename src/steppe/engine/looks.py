@@ -153,7 +153,7 @@ class LookRunner:
     def _several(self, asks: Iterable[Look | HVP], first_done: bool) -> Generator[Pass, None, tuple[Any, ...]]:
         """Looks that do not depend on each other: one after another, or side by side."""
         asks, seen = iter(asks), list[Any]()
-        if self._around.beside is not None and not first_done:
+        if self._around.beside is not None and not first_done and self.scale is None:  # which all looks write to
             looks = list(asks)
             if side_by_side.possible(looks, self._around.model, self.space.params) and self._isolation.only_buffers():
                 return (yield from self._side_by_side(looks, self._around.beside))
