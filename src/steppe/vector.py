@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .engine import tensor_lists
-from .engine.shards import NormGroup, local, shard_groups, sum_over_shards, wrap_like
+from .engine.shards import NormGroup, local, other_holders, shard_groups, sum_over_shards, wrap_like
 from .engine.tensor_lists import Factor, is_one, multiplied_out, times
 
 TINY = 1e-12  # guards every division by a norm
@@ -51,6 +51,7 @@ class Space:
         groups = [shard_groups(p, norm_group) for p in self.params]
         self._shard_groups = groups if any(groups) else None
         self._sharded = any(local(p) is not p for p in self.params)
+        self._moving: int | None = None
         self._in_one_place = not any(groups) and len(set(self._devices)) <= 1
 
     def __reduce__(self):  # process groups cannot be pickled; they follow from the parameters
@@ -75,6 +76,17 @@ class Space:
     def pieces(self) -> list[Tensor]:
         """This process's piece of each parameter."""
         return [local(p) for p in self.params] if self._sharded else self.params
+
+    def moving(self) -> int:
+        """How many weights looks may move, on all ranks that hold parameters of the model. Counted once."""
+        if self._moving is None:
+            moves = self.perturbed or [True] * len(self.params)
+            counts = [p.numel() if moved else 0 for p, moved in zip(self.params, moves, strict=True)]
+            groups = [other_holders(p, self.norm_group) for p in self.params]
+            device = self._devices[0]
+            parts = [torch.tensor(count, device=device) for count in counts] if any(groups) else []
+            self._moving = int(sum_over_shards(parts, groups)) if parts else sum(counts)
+        return self._moving
 
     def vector(self, tensors: Iterable[Tensor | None]) -> Vector:
         """Collect one tensor per parameter; a missing one is zero."""

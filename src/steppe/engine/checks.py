@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..method import Method
 from .bases import Together
 from .home import PLACES, Place
-from .replicas import replicated, sharded_by_fsdp1
+from .replicas import in_a_pipeline, replicated, sharded_by_fsdp1
 from .shards import local as local_part
 from .shards import sharded
 
@@ -67,6 +67,15 @@ def _stage_hint(model: Any) -> str:
     if pipelining is None or not isinstance(model, pipelining._PipelineStageBase):
         return ""
     return "; for a pipeline stage give model=stage.submod and norm_group=, the group of the stages' ranks"
+
+
+def refuse_pipeline_without_group(params: list[Tensor], norm_group: Any) -> None:
+    """A stage of a pipeline holds a part of the model: the norms of its vectors are not those of the whole."""
+    if norm_group is None and in_a_pipeline(params):
+        raise RuntimeError(
+            "the parameters are a pipeline stage's, and norms would be those of the stage alone: give SharpnessAware "
+            "norm_group=, the process group of the stages' ranks"
+        )
 
 
 def _refuse_base(base: Optimizer) -> None:

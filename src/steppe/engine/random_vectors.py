@@ -1,7 +1,8 @@
 """Random vectors that are the same on every rank and after every resume.
 
 A draw depends only on the seed, the step and how many draws the step has made, so there is no generator state to save.
-A shard is cut out of the whole tensor's draw, so sharding changes no number.
+A shard is cut out of the whole tensor's draw, so sharding changes no number. Ranks that hold other parameters of the
+model (`norm_group`) draw numbers of their own.
 """
 
 from __future__ import annotations
@@ -13,14 +14,20 @@ import torch
 from torch import Tensor
 
 from ..vector import Space, Vector, unit
-from .shards import local, shard_of
+from .shards import local, piece_number, shard_of
 
-Generators = dict[torch.device, torch.Generator]  # one per device, seeded again in every step
+Source = tuple[torch.device, int]  # where numbers are drawn, and for which of the pieces in `norm_group`
+Generators = dict[Source, torch.Generator]  # seeded again in every step
 
 
-def seed_of(seed: int, step: int) -> int:
-    """What a step's generators are seeded with."""
-    return (seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03 + 1) % 2**63
+def seed_of(seed: int, step: int, place: int = 0, piece: int = 0) -> int:
+    """What a step's generator is seeded with.
+
+    Devices of one kind produce the same numbers from one seed: each has a place of its own. So has each piece of a
+    model that is spread over the ranks of `norm_group`.
+    """
+    own = place * 0xBF58476D1CE4E5B9 + piece * 0x94D049BB133111EB
+    return (seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03 + 1 + own) % 2**63
 
 
 class Draws:
@@ -28,9 +35,9 @@ class Draws:
 
     def __init__(self, space: Space, seed: int, step: int, generators: Generators | None = None):
         self._space = space
-        self._seed = seed_of(seed, step)
+        self._seed, self._step = seed, step
         self._generators = {} if generators is None else generators
-        self._seeded: set[torch.device] = set()
+        self._seeded: set[Source] = set()
 
     def normal(self) -> Vector:
         """Independent standard normal entries."""
@@ -52,12 +59,11 @@ class Draws:
         return Vector([self._draw_like(p, sample) for p in self._space.params], self._space).perturbed()
 
     def _draw_like(self, p: Tensor, sample: Callable[..., Tensor]) -> Tensor:
-        device = local(p).device
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device)
-        if device not in self._seeded:
-            # Devices of one kind produce the same numbers from one seed: each gets a seed of its own.
-            self._generators[device].manual_seed((self._seed + len(self._seeded) * 0xBF58476D1CE4E5B9) % 2**63)
-            self._seeded.add(device)
-        whole = sample(p.shape, generator=self._generators[device], device=device, dtype=p.dtype)
+        source = device, piece = local(p).device, piece_number(p, self._space.norm_group)
+        if source not in self._generators:
+            self._generators[source] = torch.Generator(device)
+        if source not in self._seeded:
+            self._generators[source].manual_seed(seed_of(self._seed, self._step, len(self._seeded), piece))
+            self._seeded.add(source)
+        whole = sample(p.shape, generator=self._generators[source], device=device, dtype=p.dtype)
         return shard_of(whole, p)

@@ -51,8 +51,9 @@ class Recordable(ABC):
 
     def seed_generators(self) -> list[torch.Generator]:
         """Seed the generators of the method's random vectors for the coming step."""
-        seed = seed_of(self._groups.seed, self._groups.steps)
-        return [generator.manual_seed(seed) for generator in self.under_way.generators.values()]
+        seed, step = self._groups.seed, self._groups.steps
+        sources = enumerate(self.under_way.generators.items())
+        return [g.manual_seed(seed_of(seed, step, place, piece)) for place, ((_, piece), g) in sources]
 
     @contextlib.contextmanager
     def recording(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -30,6 +31,16 @@ def sharded_by_fsdp1(model: nn.Module) -> bool:
     """Whether a part of a model is wrapped by FSDP1's FullyShardedDataParallel."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and any(isinstance(m, fsdp.FullyShardedDataParallel) for m in model.modules())
+
+
+def in_a_pipeline(params: Sequence[Tensor]) -> bool:
+    """Whether a stage of a pipeline of several ranks holds one of these parameters. A module does not say so itself."""
+    pipelining = sys.modules.get("torch.distributed.pipelining.stage")
+    if pipelining is None:
+        return False
+    stages: list[Any] = [one for one in gc.get_objects() if issubclass(type(one), pipelining._PipelineStageBase)]
+    ours = {id(p) for p in params}
+    return any(s.group_size > 1 and any(id(p) in ours for p in s.submod.parameters()) for s in stages)
 
 
 def uncompiled(model: nn.Module | None) -> Any:

@@ -60,25 +60,37 @@ def shard_of(whole: Tensor, param: Tensor) -> Tensor:
     return whole[tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))].clone()
 
 
+def other_holders(param: Tensor, norm_group: NormGroup | None) -> Groups:
+    """The process group whose ranks hold other parameters in a parameter's place, if there is one."""
+    group = norm_group(param) if callable(norm_group) else norm_group
+    return () if group is None else (group,)
+
+
 def shard_groups(param: Tensor, norm_group: NormGroup | None = None) -> Groups:
     """The process groups whose ranks hold other pieces of a parameter, or (`norm_group`) of the model."""
-    extra = norm_group(param) if callable(norm_group) else norm_group
-    groups = () if extra is None else (extra,)
+    groups = other_holders(param, norm_group)
     if not sharded(param):
         return groups
     placements = enumerate(param.placements)
     return (*(param.device_mesh.get_group(dim) for dim, p in placements if not p.is_replicate()), *groups)
 
 
+def piece_number(param: Tensor, norm_group: NormGroup | None) -> int:
+    """Which piece of the model this is among those that the ranks of `norm_group` hold; 0 if all hold the same."""
+    return sum(1 + torch.distributed.get_rank(group) for group in other_holders(param, norm_group))
+
+
 def sum_over_shards(parts: Sequence[Tensor], groups: Sequence[Groups]) -> Tensor:
     """Sum of one number per parameter, over all ranks that hold pieces of it."""
-    by_groups: dict[Groups, list[Tensor]] = {}
+    left: dict[Groups, list[Tensor]] = {}  # by the groups that are still to be summed over
     for part, holders in zip(parts, groups, strict=True):
-        by_groups.setdefault(holders, []).append(part)
-    sums: list[Tensor] = []
-    for holders, members in by_groups.items():  # one entry unless shardings differ: one all-reduce
-        partial = torch.stack(members).sum()
-        for group in holders:
-            torch.distributed.all_reduce(partial, group=group)
-        sums.append(partial)
-    return torch.stack(sums).sum()
+        left.setdefault(holders, []).append(part)
+    while True:
+        # Longest first: what is left for `norm_group`, the last, is summed over it once. Its ranks hold other
+        # parameters, perhaps sharded in other ways, and must all take part equally often.
+        holders = max(left, key=len)
+        total = torch.stack(left.pop(holders)).sum()
+        if not holders:
+            return total
+        torch.distributed.all_reduce(total, group=holders[0])
+        left.setdefault(holders[1:], []).append(total)

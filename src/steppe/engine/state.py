@@ -69,6 +69,8 @@ class MethodState:
                 new += [(self._vectors[p], name, t) for p, t in zip(params, value.tensors, strict=True)]
             else:
                 new.append((self._others, name, value.detach()))
+        # A view, such as a gradient of FSDP2, would keep the memory of all that it is a part of.
+        new = [(place, name, t if t._base is None else t.clone()) for place, name, t in new]
         if self.pinned:  # a value may share memory with what another name remembers, which is about to be overwritten
             old = {place[name].data_ptr() for place, name, _ in new if name in place}
             new = [(place, name, t.clone() if t.data_ptr() in old else t) for place, name, t in new]

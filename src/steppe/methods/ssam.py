@@ -110,7 +110,7 @@ class SSAM(Method):
         if first:
             return largest(random, kept)
         decay = 1.0 if self.total is None else (1 + math.cos(math.pi * min(ctx.step / self.total, 1.0))) / 2
-        dropped = min(int(kept * self.drop * decay), _size(space) - kept)
+        dropped = min(int(kept * self.drop * decay), space.moving() - kept)
         mask = ctx.memory["mask"]
         # A dropped weight may grow again at once, as may one that was never kept.
         survivors = largest(mask * (g.abs() + 1e-30 * random), kept - dropped)  # at random where g is zero
@@ -118,7 +118,7 @@ class SSAM(Method):
         return survivors + grown
 
     def _kept(self, space: Space) -> int:
-        return int(round(_size(space) * (1 - self.sparsity), 3))  # 10 · (1 − 0.9) is a little less than 1
+        return int(round(space.moving() * (1 - self.sparsity), 3))  # 10 · (1 − 0.9) is a little less than 1
 
     def memory(self, space: Space) -> Memory:
         """The mask."""
@@ -127,11 +127,6 @@ class SSAM(Method):
     @classmethod
     def variants(cls) -> list[Method]:
         return [cls(samples=3, every=2), cls(rule="dynamic", every=2, total=8), cls(samples=3, every=2, published=True)]
-
-
-def _size(space: Space) -> int:
-    moves = space.perturbed or [True] * len(space.params)
-    return sum(p.numel() for p, moved in zip(space.params, moves, strict=True) if moved)
 
 
 def largest(scores: Vector, count: int) -> Vector:
@@ -149,7 +144,7 @@ def largest(scores: Vector, count: int) -> Vector:
         candidate = threshold | (1 << bit)
         reached = scores.space.total([(t >= candidate.to(t.device)).sum() for t in ints])
         threshold = torch.where(reached >= count, candidate, threshold)
-    if count < _size(scores.space):
+    if count < scores.space.moving():
         threshold = threshold.clamp(min=1)
     masks = [(t >= threshold.to(t.device)).to(s.dtype) for t, s in zip(ints, scores.tensors, strict=True)]
     return Vector(masks, scores.space)
