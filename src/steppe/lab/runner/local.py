@@ -12,17 +12,19 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...support.errors import UserError
+from ...support.errors import UserError, describe
 from ...support.own_objects import has_any, packed, unpack
+from ..recipe.own_code import code_of, own_names
 from ..recipe.recipe import Recipe
 from ..records import Record, RecordWarning, label_for, metric_of, value_of, write_record
 from ..training.final_curvature import Measuring
@@ -62,6 +64,9 @@ class Place:
     measuring: Measuring | None = None
     log: str = ""
     keep_weights: bool = False
+    code: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # hashes of the user's own code when the command began, by key
     asked: Any = None  # of a run that waited in a shared folder: what `shared_folder` wrote into its record
 
 
@@ -143,6 +148,7 @@ def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None
                 locks.enter_context(run_lock(place.folder, job.recipe.key))
             record = ranks.broadcast(done_already(job, place.folder) if ranks.first else None)
             if record is None:
+                _refuse_edited_code(job.recipe, place)
                 options: dict[str, Any] = {
                     "device": place.device, "data_root": place.data_root, "role": job.role, "label": job.name,
                     "ranks": ranks, "measure": place.measuring, "keep_weights": place.keep_weights,
@@ -166,9 +172,37 @@ def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None
                 seen[run.recipe.key] = epoch
                 tell(news_of(run.record))
 
-        train_round_robin(runs, after_step)
+        with _own_failures(jobs):
+            train_round_robin(runs, after_step)
     records |= {run.recipe.key: run.record for run in runs}
     return [records[job.recipe.key] for job in jobs]
+
+
+def _refuse_edited_code(recipe: Recipe, place: Place) -> None:
+    """Raise if the user has edited a file since the command began: what is in memory is not what would be recorded."""
+    then, now = place.code.get(recipe.key), code_of(recipe)
+    if then is not None and then != now:
+        edited = ", ".join(name for name in now if now[name] != then.get(name)) or ", ".join(then)
+        raise UserError(f"{edited} was edited during training: run the same command again to train with the new code")
+
+
+@contextmanager
+def _own_failures(jobs: Sequence[Job]) -> Iterator[None]:
+    """One line for what the user's own code raises in training; the rest has its traceback."""
+    import torch
+
+    try:
+        yield
+    except (UserError, OSError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        names = sorted({name for job in jobs for name in own_names(job.recipe)})
+        if not names:
+            raise
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}, line {last.lineno}"
+        said = f"training with {', '.join(names)} failed in {where}: {describe(error)}"
+        raise UserError(f"{said}; nothing is lost: correct it and run the same command again") from error
 
 
 def news_of(record: Record, before: bool = False) -> News:
@@ -207,6 +241,7 @@ def perform(jobs: Sequence[Job], place: Place, workers: int = 1, tell: Tell = la
     waiting.sort(
         key=lambda job: (job.recipe.seed, -job.work)
     )  # the longest first, so that all workers end at about the same time
+    place = replace(place, code={job.recipe.key: code_of(job.recipe) for job in waiting})
     tasks = list(_groups(waiting, place.together))
     if workers > 1 and len(tasks) > 1:
         found = _in_processes(tasks, place, min(workers, len(tasks)), tell)

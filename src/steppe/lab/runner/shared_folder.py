@@ -22,7 +22,8 @@ from .claims import STALE, Claim
 from .finished import finished_record
 from .local import Job, News, Place, Tell, news_of, train_jobs
 
-_OF_A_MACHINE = ("folder", "device", "together", "measuring", "asked")  # fields of a Place that a queue does not hold
+# Fields of a Place that a queue does not hold:
+_OF_A_MACHINE = ("folder", "device", "together", "measuring", "code", "asked")
 
 
 class TakenOver(Exception):
