@@ -53,9 +53,9 @@ def capture(
             host decides whether to skip the step. With a `FixedScale` there is nothing to decide: all is replayed.
         between: what to do between the looks and the base's step, for example clip the gradients. It is recorded
             too (not with a `GradScaler`).
-        side_by_side: looks that do not depend on each other (of SAMPa, MARWP, GAM; TraceSAM and UniversalSAM with n > 1)
-            become parallel branches of the graph, with the same bits. Only if the optimizer knows the model, it is not
-            too large, and there is no scaler. Set it to False if `loss` itself writes to tensors that it shares between
+        side_by_side: looks that do not depend on each other (of SAMPa, MARWP, GAM; of TraceSAM and UniversalSAM if
+            n > 1) become parallel branches of the graph, with the same bits. Only if the optimizer knows the model, it
+            is not too large, and there is no scaler. Set it to False if `loss` itself writes to tensors that it shares between
             looks (in other looks than the first), or to save memory: each branch has its own weights and activations.
 
     A method with a phase that it never repeats, a batch of another shape than the first (the last of an epoch) or
