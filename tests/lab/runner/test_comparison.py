@@ -108,3 +108,35 @@ def test_rivals_are_the_base_with_other_fields():
     assert usual_rivals(replace(SMALL, momentum=0.0)) == usual_rivals(replace(SMALL, base="adam", momentum=0.0)) == []
     with pytest.raises(UserError, match="did you mean weight_decay"):
         plan(SMALL, ["sam"], [0], rivals=[{"weigth_decay": 1.0}])
+
+
+def test_without_options_two_problems_are_compared(monkeypatch, tmp_path):
+    """Clean and wrong labels, ten seeds; with any option of the recipe, or with methods, it is one comparison."""
+    from typer.testing import CliRunner
+
+    from steppe.cli import app as cli
+    from steppe.cli.commands import compare
+
+    planned: list[Any] = []
+
+    def stop(jobs: list[Any], *_: Any) -> None:
+        planned[:] = jobs
+        raise UserError("stopped here")
+
+    monkeypatch.setattr(compare, "train_all", stop)
+    monkeypatch.setattr(compare, "make_place", lambda *_: Place(tmp_path))
+
+    def plan_of(*options: str) -> tuple[set[float], set[int], set[str]]:
+        CliRunner().invoke(cli.app, ["compare", *options])
+        recipes = [job.recipe for job in planned]
+        return {r.label_noise for r in recipes}, {r.seed for r in recipes}, {job.role for job in planned}
+
+    roles = {"base", "rival", "equal-cost", "method"}
+    assert plan_of() == ({0.0, 0.6}, set(range(10)), roles)
+    assert plan_of("--seeds", "2") == ({0.0, 0.6}, {0, 1}, roles)
+    assert plan_of("--label-noise", "0.2") == ({0.2}, {0, 1, 2}, roles)
+    assert plan_of("sam", "--rivals", "none") == ({0.0}, {0, 1, 2}, roles - {"rival"})
+    assert plan_of("sam", "--no-equal-cost") == ({0.0}, {0, 1, 2}, {"base", "method"})
+    plan_of("sam", "--rivals", "weight_decay=5e-4,nesterov=true", "--rivals", "momentum=0.95")
+    rivals = [job.name for job in planned if job.role == "rival" and job.recipe.seed == 0]
+    assert rivals == ["SGD, weight_decay=0.0005, nesterov", "SGD, momentum=0.95"]

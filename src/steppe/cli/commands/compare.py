@@ -56,11 +56,10 @@ def command(
         raise UserError(f"--seeds must be at least 1, not {count}")
     asked = make_recipe(recipe, place["compile"])
     bases = [replace(asked, label_noise=noise) for noise in FIRST_NOISE] if first else [asked]
-    planned = [
-        job
-        for base in bases
-        for job in plan(base, wanted or list(DEFAULT_METHODS), range(count), equal_cost, _rivals(rivals, base))
-    ]
+    planned = []
+    for base in bases:
+        others = _rivals(rivals, base, equal_cost)
+        planned += plan(base, wanted or list(DEFAULT_METHODS), range(count), equal_cost, others)
     where = make_place(place, asked, out)
     where = replace(where, together=runs_at_once(together, [asked], where.device))
     for note in notes(asked, planned):
@@ -72,11 +71,11 @@ def command(
         report_runs(records, out / "report.html", *said, metric=metric, as_json=as_json)
 
 
-def _rivals(texts: list[str] | None, base: Any) -> list[dict[str, Any]]:
-    """Each text is one rival; by default the usual ones."""
+def _rivals(texts: list[str] | None, base: Any, equal_cost: bool) -> list[dict[str, Any]]:
+    """Each text is one rival; by default the usual ones, if methods are compared at equal cost."""
     from ...lab.recipe.recipe import read_settings
     from ...lab.runner.comparison import usual_rivals
 
     if texts is None:
-        return usual_rivals(base)
+        return usual_rivals(base) if equal_cost else []
     return [read_settings([text], "--rivals") for text in texts if text != "none"]
