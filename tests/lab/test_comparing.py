@@ -49,7 +49,8 @@ def _own_methods_are_forgotten():
 
 def compare(folder, **given: Any):
     usual = {"data": DATA, "model": make_model, "methods": ["sam"], "base": "sgd", "seeds": 2, "epochs": 1, "batch": 50}
-    more = {"out": folder, "jobs": 1, "curvature": False, "equal_cost": False, "progress": False, "device": "cpu"}
+    more = {"out": folder, "jobs": 1, "curvature": False, "equal_cost": False, "progress": False}
+    more |= {"rivals": [], "device": "cpu"}
     return steppe.compare(**{**usual, **more, **given})
 
 
