@@ -187,6 +187,15 @@ def luminance(rgb: list[float]) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+def test_search_works_when_the_site_is_opened_from_a_folder(open_page, site):
+    page = open_page(1280)
+    page.goto((site / "index.html").as_uri())
+    page.keyboard.press("/")
+    page.keyboard.type("radius")
+    page.locator(".md-search-result__item").first.wait_for()
+    assert all(url.startswith(("file:", "data:")) for url in page.asked), page.asked
+
+
 def test_contrast_is_that_of_the_definition():
     assert contrast("rgb(0, 0, 0)", "rgb(255, 255, 255)") == pytest.approx(21)
     assert contrast("rgba(0, 0, 0, 0)", "rgb(9, 9, 9)") == pytest.approx(1)
