@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from making import (
+    arxiv,
     benchmarks,
     commands,
     comparison,
@@ -82,4 +83,4 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     def made(found: re.Match[str]) -> str:
         return NAMED[found["name"]](found["which"]) if found["which"] else MADE[found["name"]]()
 
-    return _MARK.sub(made, markdown)
+    return arxiv.linked(_MARK.sub(made, markdown))

@@ -193,7 +193,7 @@ def test_search_works_when_the_site_is_opened_from_a_folder(open_page, site):
     page.keyboard.press("/")
     page.keyboard.type("radius")
     page.locator(".md-search-result__item").first.wait_for()
-    assert all(url.startswith(("file:", "data:")) for url in page.asked), page.asked
+    assert page.asked <= {""}, "nothing comes from a host"
 
 
 def test_contrast_is_that_of_the_definition():
