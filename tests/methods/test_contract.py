@@ -15,6 +15,7 @@ import steppe
 from helpers import problems
 from helpers.problems import adamw, by_backward_closure, by_closure, by_passes, everything, same, seeded, sgd, weights
 from steppe.engine.random_vectors import Draws
+from steppe.method import one_by_one
 
 AFTER_WEIGHTS = ("4.running_mean", "4.running_var")  # in `problems.batchnorm_dropout`
 every_variant = problems.each_variant()
@@ -25,7 +26,7 @@ def looks_away_first(method):
     """Whether the first look of a step is not at w: what it leaves in buffers is not what plain training does."""
     space = steppe.Space([torch.ones(2, 3)])
     ctx = steppe.Context(1, 0.1, space.live, Draws(space, seed=0, step=1), method.memory(space))
-    return next(method.at(1, 0.1).looks(ctx)) != steppe.HERE
+    return next(one_by_one(method.at(1, 0.1).looks(ctx))) != steppe.HERE
 
 
 def make(method, build=problems.mlp, base=sgd, dtype=torch.float64, **settings):

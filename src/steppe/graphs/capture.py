@@ -55,8 +55,9 @@ def capture(
             too (not with a `GradScaler`).
         side_by_side: looks that do not depend on each other (of SAMPa, MARWP, GAM; of TraceSAM and UniversalSAM if
             n > 1) become parallel branches of the graph, with the same bits. Only if the optimizer knows the model, it
-            is not too large, and there is no scaler. Set it to False if `loss` itself writes to tensors that it shares between
-            looks (in other looks than the first), or to save memory: each branch has its own weights and activations.
+            is not too large, and there is no scaler. Set it to False if `loss` itself writes to tensors that it shares
+            between looks (in other looks than the first), or to save memory: each branch has its own weights and
+            activations.
 
     A method with a phase that it never repeats, a batch of another shape than the first (the last of an epoch) or
     a changed setting is no error: such a step runs eagerly. Loading a checkpoint drops the recordings. After freezing
