@@ -50,8 +50,8 @@ def sentence() -> str:
     return (
         f"With 60 % wrong labels SAM is {text(noisy.difference)} points above SGD, and {text(noisy.equal_cost)} above "
         "the best of what costs no more: SGD trained up to twice as long, stopped early, or with Nesterov's momentum. "
-        f"LookSAM gains {text(look.equal_cost)} at {look.cost:.1f} times SGD's cost. With clean labels no method "
-        f"differs from SGD: SAM {text(clean.difference)}."
+        f"LookSAM gains {text(look.equal_cost)} at {look.cost:.1f} times SGD's cost. With clean labels no "
+        f"difference is seen: SAM {text(clean.difference)}."
     )
 
 
