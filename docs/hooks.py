@@ -23,6 +23,7 @@ from making import (
     radius,
     radius_page,
     regimes,
+    scale_costs,
     support_table,
     verdicts,
 )
@@ -46,6 +47,7 @@ MADE: dict[str, Callable[[], str]] = {
     "methods": methods.table,
     "map": map.markdown,
     "radii": radius.markdown,
+    "scalecosts": scale_costs.markdown,
     "selfradius": radius_page.table,
     "radiuscurves": radius_page.picture,
 }

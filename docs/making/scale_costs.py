@@ -15,6 +15,7 @@ NUMBERS: dict[type[Method], int] = {
     steppe.GSAM: 3,
     steppe.FSAM: 1,
     steppe.GNAM: 6,
+    steppe.GAM: 5,
     steppe.MSAM: 1,
 }
 
