@@ -31,7 +31,7 @@ DATA = (X[:200].float() / 16, Y[:200]), (X[200:300].float() / 16, Y[200:300])
 
 
 def make_model(shape, classes):
-    return nn.Linear(*shape, classes)
+    return nn.Linear(shape[0], classes)
 
 
 @dataclass(frozen=True)

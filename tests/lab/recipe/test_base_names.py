@@ -89,7 +89,7 @@ def test_other_packages_bases_are_found_by_their_names(monkeypatch):
     package.optim = types.ModuleType("timm.optim")  # type: ignore[attr-defined]
     package.optim.Lamb = Lamb  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "timm", package)
-    monkeypatch.setitem(sys.modules, "timm.optim", package.optim)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "timm.optim", package.optim)
     assert full_name("lamb") == "timm.optim:Lamb" and base_label("timm.optim:Lamb") == "Lamb"
     assert isinstance(make_base(Recipe(base="timm.optim:Lamb", momentum=0.9), net().parameters()), Lamb)
     with pytest.raises(UserError, match="no base 'lam'"):
