@@ -96,7 +96,7 @@ def test_the_same_comparison_counts_once():
 
 
 def test_errors_of_the_first_kind_with_a_diverging_row():
-    """A small, seeded part of studies/verdicts/simulate.py: in 300 tables without any effect at most 5 % have a verdict."""
+    """A small, seeded part of studies/verdicts: of 300 tables without any effect at most 5 % have a verdict."""
     draw = random.Random(1)
     wrong = 0
     for _ in range(300):
