@@ -20,7 +20,9 @@ def trained(
 ) -> Any:
     """Weights after each step, and the average."""
     model = problems.seeded(problems.batchnorm_dropout).to(device) if model is None else model
-    opt = steppe.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), "sam", model=model)
+    fused = True if device == "cuda" else None  # as captured steps have it
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+    opt = steppe.wrap(base, "sam", model=model)
     kept = average(model) if average else None
     step = steppe.capture(lambda x, y: nn.functional.cross_entropy(model(x), y), opt)
     seen = []
