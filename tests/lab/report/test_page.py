@@ -222,3 +222,17 @@ def test_what_was_run_is_all_there():
         "parameters4810",
     ):
         assert said in text
+
+
+def test_the_conclusion_is_the_title_unless_another_is_given():
+    sentence = "SAM rho=0.1 is worth its cost: +1.60 points "
+    page = report(comparison(3))
+    assert f"<title>{sentence}" in page
+    assert f'<h1 class="conclusion"><span>{sentence.replace(" points", chr(160) + "points")}' in page
+    other = report(comparison(3), title="Mine")
+    assert (
+        "<title>Mine</title>" in other
+        and "<h1>Mine</h1>" in other
+        and f'<p class="conclusion">{sentence[:12]}' in other
+    )
+    assert "<title>There are no runs to show.</title>" in report([])

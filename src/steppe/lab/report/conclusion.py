@@ -14,9 +14,14 @@ FALLING = 0.05  # relative fall of the test loss in the last quarter of training
 
 def conclusion(problems: Sequence[Sequence[Row]], metric: str) -> str:
     """One sentence for one problem; with several, one for each."""
+    return " ".join(sentences(problems, metric))
+
+
+def sentences(problems: Sequence[Sequence[Row]], metric: str) -> list[str]:
+    """The sentence of each problem."""
     if len(problems) == 1:
-        return _sentence(problems[0], metric)
-    return " ".join(f"On {rows[0].problem}: {_sentence(rows, metric)}" for rows in problems)
+        return [_sentence(problems[0], metric)]
+    return [f"On {rows[0].problem}: {_sentence(rows, metric)}" for rows in problems]
 
 
 def _sentence(rows: Sequence[Row], metric: str) -> str:

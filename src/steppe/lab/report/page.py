@@ -30,7 +30,7 @@ def write_report(
     metric: str = "test_accuracy",
     base: str | None = None,
 ) -> Path:
-    """Write the page and return its path. `command` repeats all runs; without `title` the page gets one."""
+    """Write the page and return its path. `command` repeats all runs. Without `title` the conclusion is the title."""
     path = Path(path)
     page = report(records, command=command, title=title, metric=metric, base=base)
     with whole_file(path) as beside:  # a reader never sees half a page
@@ -49,7 +49,6 @@ def report(
     """The page as text."""
     rows = summarise(records, metric, base)
     problems = [[r for r in rows if r.problem == name] for name in dict.fromkeys(row.problem for row in rows)]
-    title = title or summary.title(problems)
     style, script = _file("page.css"), "\n".join(_file(name) for name in SCRIPTS)
     body = join(
         summary.header(title, problems, metric),
@@ -63,7 +62,7 @@ def report(
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("meta", http_equiv="Content-Security-Policy", content=_policy(script)),
-        tag("title", title),
+        tag("title", title or summary.title(problems, metric)),
         tag("style", Markup(style)),
     )
     return f"<!doctype html>\n{tag('html', tag('head', head), tag('body', body), lang='en')}\n"

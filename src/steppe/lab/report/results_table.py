@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from ..statistics import Row
-from . import formatting
+from ..statistics import Difference, Row
+from . import formatting, settings
 from .forest_plot import Scale, forest, scale_of
 from .html import Markup, join, tag
 
 
 def results(index: int, rows: Sequence[Row], metric: str) -> Markup:
     """The table of results. Every header sorts; numbers are sorted by value, not as text."""
-    percent, points = ("%", "points") if formatting.is_share(metric) else ("", "")
-    head = [
-        sorting_head("method", "text"),
-        sorting_head(formatting.name_of(metric), "number", percent),
-        sorting_head(formatting.name_of(formatting.other(metric)), "number", formatting.unit(formatting.other(metric))),
-        sorting_head("gradients", "number", "× base"),
-        sorting_head("time", "number", "× base"),
-        sorting_head("difference to base", "number difference", points),
-        sorting_head("verdict", "text"),
-        sorting_head("best base", "number difference", f"no more cost{points and ', '}{points}"),
-    ]
+    columns = _columns(metric)
+    kinds = ["text", *["number"] * 4, *["number difference"] * 2]
+    head = [sorting_head(name, kind, unit) for (name, unit), kind in zip(columns, kinds, strict=True)]
     scale = scale_of([row.difference for row in rows] + [row.equal_cost for row in rows])
-    body = [_result(row, metric, scale) for row in rows]
+    names = [f"{name}, {unit}" if unit else name for name, unit in columns]
+    body = [_result(row, metric, scale, names, settings.settings(row, rows)) for row in rows]
     caption = (
         f"{capitalised(formatting.name_of(metric))}: mean ± standard error over seeds. Differences are paired by seed, "
         "with intervals that hold together with 95 %. The best base at no more cost is, of the base trained up to "
@@ -43,7 +35,7 @@ def results(index: int, rows: Sequence[Row], metric: str) -> Markup:
     lost = join(tag("p", "Diverged runs:"), tag("ul", *reasons)) if reasons else None
     return tag(
         "section",
-        tag("h3", "Results", id=f"results-{index}"),
+        tag("div", tag("h3", "Results", id=f"results-{index}"), class_="bar", data_downloads=True),
         scrolling(made, f"results-{index}"),
         tag("div", lost, class_="losses") if lost else None,
         aria_labelledby=f"results-{index}",
@@ -62,56 +54,69 @@ def sorting_head(name: str, kind: str, unit: str = "") -> Markup:
     return tag("th", button, scope="col", class_=kind, aria_sort="none")
 
 
-def _result(row: Row, metric: str, scale: Scale) -> Markup:
-    one, equal = row.difference, row.equal_cost
-    seconds = row.seconds.value if row.seconds else None
-    return tag(
-        "tr",
-        row_name(row),
-        tag(
-            "td",
-            formatting.mean(row.mean, metric),
-            tag("span", formatting.runs(row), class_="p"),
-            class_="number",
-            data_value="" if row.mean is None else repr(row.mean.value),
-        ),
-        _other(row, formatting.other(metric)),
-        cell(formatting.times(row.cost), row.gradients, formatting.count(row.gradients)),
-        cell(formatting.times(row.time), seconds, formatting.duration(seconds)),
-        _difference(one, metric, scale),
-        _verdict(row),
-        _difference(equal, metric, scale, formatting.equal_cost_verdict(row)),
-        class_=row.role,
+def _columns(metric: str) -> list[tuple[str, str]]:
+    """Name and unit of each column."""
+    other = formatting.other(metric)
+    points = "points" if formatting.is_share(metric) else ""
+    return [
+        ("method", ""),
+        (formatting.name_of(metric), formatting.unit(metric)),
+        (formatting.name_of(other), formatting.unit(other)),
+        ("gradients", "× base"),
+        ("time", "× base"),
+        ("difference to base", points),
+        ("difference to best base", f"no more cost{points and ', '}{points}"),
+    ]
+
+
+def _result(row: Row, metric: str, scale: Scale, names: Sequence[str], found: Mapping[str, str]) -> Markup:
+    other = formatting.other(metric)
+    mean, beside, seconds = row.mean, row.group.mean(other), row.seconds and row.seconds.value
+    cells = [
+        cell(formatting.mean(mean, metric), mean and mean.value, formatting.runs(row), names[1]),
+        cell(formatting.mean(beside, other), beside and beside.value, "", names[2]),
+        cell(formatting.times(row.cost), row.gradients, formatting.count(row.gradients), names[3]),
+        cell(formatting.times(row.time), seconds, formatting.duration(seconds), names[4]),
+        _to_base(row, metric, scale, names[5]),
+        _to_rival(row, metric, scale, names[6]),
+    ]
+    return tag("tr", row_name(row, found), *cells, class_=row.role)
+
+
+def row_name(row: Row, found: Mapping[str, str] | None = None) -> Markup:
+    """The first cell of a row: the group's name, its marker in the charts, and its settings."""
+    key = tag("span", class_="key", data_group=row.label)
+    below = None
+    if found:
+        few, all_of_them = settings.listed(found, settings.FEW), settings.listed(found)
+        below = tag("span", few, class_="settings", title=all_of_them if few != all_of_them else None)
+    who = tag("span", key, tag("span", row.label, below), class_="who")
+    return tag("th", who, scope="row", data_value=row.label)
+
+
+def _to_base(row: Row, metric: str, scale: Scale, name: str) -> Markup:
+    said = tag("span", formatting.verdict(row), class_=f"verdict {css_class(row.verdict)}")
+    return difference_cell(row.difference, metric, scale, name, join(said, _p(row.difference)))
+
+
+def _to_rival(row: Row, metric: str, scale: Scale, name: str) -> Markup:
+    one, said = row.equal_cost, formatting.equal_cost_verdict(row)
+    if one is None:
+        return tag("td", "–", class_="number difference", data_value="", data_name=name)
+    verdict = tag("span", f"{said}, n = {one.n}", class_=f"verdict {css_class(said)}")
+    return difference_cell(
+        one, metric, scale, name, join(verdict, tag("span", f"against {one.against}", class_="p rival"))
     )
 
 
-def _other(row: Row, metric: str) -> Markup:
-    """The other of accuracy and loss: they need not agree."""
-    mean = row.group.mean(metric)
-    return cell(formatting.mean(mean, metric), mean and mean.value)
+def difference_cell(one: Difference | None, metric: str, scale: Scale, name: str, below: Markup) -> Markup:
+    """A difference as a picture and in numbers, with what it says below."""
+    shown = join(forest(one, scale), tag("span", formatting.difference(one, metric), class_="numbers")) if one else None
+    value = one.mean.value if one else ""
+    return tag("td", shown, below, class_="number difference", data_value=value, data_name=name)
 
 
-def _verdict(row: Row) -> Markup:
-    said = tag("span", formatting.verdict(row), class_=f"verdict {css_class(row.verdict)}")
-    return tag("td", said, _p(row.difference), class_="text", data_value=row.verdict)
-
-
-def row_name(row: Row) -> Markup:
-    """The first cell of a row: the group's name and its marker in the charts."""
-    key = tag("span", class_="key", data_group=row.label)
-    return tag("th", tag("span", key, tag("span", row.label), class_="who"), scope="row", data_value=row.label)
-
-
-def _difference(one: Any, metric: str, scale: Scale, said: str = "") -> Markup:
-    if one is None:
-        return tag("td", "–", class_="number difference", data_value="")
-    verdict = tag("span", f"{said}, n = {one.n}", class_=f"verdict {css_class(said)}") if said else None
-    rival = tag("span", f"against {one.against}", class_="p rival") if said else None
-    number = tag("span", formatting.difference(one, metric), class_="numbers")
-    return tag("td", forest(one, scale), number, verdict, rival, class_="number difference", data_value=one.mean.value)
-
-
-def _p(one: Any) -> Markup | None:
+def _p(one: Difference | None) -> Markup | None:
     if one is None or one.n < 2:
         return None
     return tag("span", f"p {_equals(formatting.p_value(one.adjusted))}, n = {one.n}", class_="p")
@@ -121,10 +126,10 @@ def _equals(said: str) -> str:
     return said if said.startswith("<") else f"= {said}"
 
 
-def cell(said: str, value: float | None, below: str = "") -> Markup:
-    """A number as text, with its value for sorting and a smaller text below."""
-    small = tag("span", below, class_="p") if below and value is not None else None
-    return tag("td", said, small, class_="number", data_value="" if value is None else repr(value))
+def cell(said: str, value: float | None, below: str = "", name: str | None = None) -> Markup:
+    """A number as text, with its value for sorting, a smaller text below, and on narrow screens its column's name."""
+    small = tag("span", below, class_="p") if below not in ("", "–") else None
+    return tag("td", said, small, class_="number", data_value="" if value is None else repr(value), data_name=name)
 
 
 def scrolling(table: Markup, labelled_by: str) -> Markup:

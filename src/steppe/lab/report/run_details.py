@@ -9,6 +9,7 @@ from ..records import number, seed_of
 from ..statistics import Row
 from . import formatting
 from .html import Markup, join, tag
+from .settings import shown
 
 
 def run_details(index: int, rows: Sequence[Row]) -> Markup:
@@ -42,19 +43,6 @@ def distinct(found: Any) -> list[dict[str, Any]]:
         if dict(one) not in kept:
             kept.append(dict(one))
     return kept
-
-
-def shown(value: Any) -> str:
-    """A setting as text."""
-    if value is None or value == {} or value == [] or value == "":
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}={shown(v)}" for name, v in value.items())
-    return formatting.count(value) if isinstance(value, int) and value >= 10000 else str(value)
 
 
 def trained_for(record: Mapping[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""The text of the page: its title, the answer in sentences, the overview of several problems, the footer."""
+"""The text of the page: its title, the answers in sentences, the overview of several problems, the footer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from .results_table import capitalised, css_class
 ANSWERS = 6  # methods described in sentences; the others are only in the table
 
 
-def title(problems: Sequence[Sequence[Row]]) -> str:
-    """A title: the methods and the data sets, or their numbers if there are many."""
+def title(problems: Sequence[Sequence[Row]], metric: str) -> str:
+    """The title of a page: its conclusion."""
+    return capitalised(conclusion.conclusion(problems, metric)) if problems else "There are no runs to show."
+
+
+def subject(problems: Sequence[Sequence[Row]]) -> str:
+    """What was compared: the methods and the data sets, or their numbers if there are many."""
     records = [record for rows in problems for row in rows for record in row.group.records]
     methods = {str(r["method"]["name"]): 1 for r in records if r.get("role") == "method" and r.get("method")}
     data = {str(r["recipe"].get("data", "")): 1 for r in records}
@@ -28,16 +33,18 @@ def _listed(names: list[str], many: str) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
-def header(said: str, problems: Sequence[Sequence[Row]], metric: str) -> Markup:
-    """The title and the results in sentences; with several problems, an overview with links."""
+def header(given: str, problems: Sequence[Sequence[Row]], metric: str) -> Markup:
+    """The conclusion as the title, unless another is given, and the results; of several problems an overview."""
     if not problems:
-        return tag("header", tag("h1", said), tag("p", "There are no runs to show.", class_="lead"))
-    lead = tag("p", unbroken(capitalised(conclusion.conclusion(problems, metric))), class_="conclusion")
-    if len(problems) == 1:
-        below = join(tag("p", setting(problems[0]), class_="problem"), lead, answers(problems[0], metric))
+        return tag("header", tag("h1", given or title(problems, metric)))
+    said = [unbroken(capitalised(one)) for one in conclusion.sentences(problems, metric)]
+    if given:
+        top = join(tag("h1", given), *(tag("p", one, class_="conclusion") for one in said))
     else:
-        below = join(lead, overview(problems, metric))
-    return tag("header", tag("h1", said), below)
+        about = subject(problems) + (f" · {setting(problems[0])}" if len(problems) == 1 else "")
+        sentences = [tag("span", one, " ") for one in said]
+        top = join(tag("p", about, class_="subject"), tag("h1", *sentences, class_="conclusion"))
+    return tag("header", top, answers(problems[0], metric) if len(problems) == 1 else overview(problems, metric))
 
 
 def overview(problems: Sequence[Sequence[Row]], metric: str) -> Markup:

@@ -134,6 +134,15 @@ function setUpSorting(table) {
   });
 }
 
+// Says beside a table that it goes on, as long as it does.
+function setUpHint(scroll) {
+  const hint = element("p", { class: "hint", "aria-hidden": "true", hidden: "" }, null, "scroll sideways for more →");
+  scroll.before(hint);
+  const look = () => { hint.hidden = scroll.scrollLeft + scroll.clientWidth >= scroll.scrollWidth - 2; };
+  new ResizeObserver(look).observe(scroll);
+  scroll.addEventListener("scroll", look);
+}
+
 function setUpCopying(button) {
   const source = document.getElementById(button.dataset.copies);
   button.addEventListener("click", async () => {
@@ -152,4 +161,5 @@ function setUpCopying(button) {
 const payload = JSON.parse(document.getElementById("data").textContent);
 payload.forEach((data, k) => setUpProblem(document.getElementById(`problem-${k}`), data));
 document.querySelectorAll("table.sortable").forEach(setUpSorting);
+document.querySelectorAll(".scroll").forEach(setUpHint);
 document.querySelectorAll(".copy").forEach(setUpCopying);
