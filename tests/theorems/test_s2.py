@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from helpers import problems
 from helpers.worlds import Quadratic, context, flat_problem, observed, randn, spread, still, trained_net
 from steppe import GNAM, SAM
-from steppe.method import HVP, Seen
+from steppe.method import HVP, Seen, one_by_one
 from steppe.testing import drive
 from steppe.vector import Vector
 
@@ -89,7 +89,7 @@ def test_s2_equation_8_the_gradient_of_the_gradient_norm():
         return torch.autograd.grad(g.norm(), at)[0]
 
     rho, alpha, places = 0.1, 0.3, []
-    looks = GNAM(rho=rho, alpha=alpha).looks(context(w))
+    looks = one_by_one(GNAM(rho=rho, alpha=alpha).looks(context(w)))
     ask = next(looks)
     try:
         while True:

@@ -50,9 +50,7 @@ def plan(experiment: Experiment, scale: str, seeds: int | None = None, cells: It
     return Planned(experiment, scale, range(seeds or experiment.seeds), select(experiment, cells))
 
 
-def run(
-    planned: Planned, place: Place, workers: int = 1, tell: Tell = lambda news: None, train: Any = perform
-) -> None:
+def run(planned: Planned, place: Place, workers: int = 1, tell: Tell = lambda news: None, train: Any = perform) -> None:
     """Do what is planned and not yet done; records go to the place's folder. `train` may train elsewhere."""
     experiment, jobs = planned.experiment, planned.jobs
     watch = experiment.watch_at(planned.scale)

@@ -73,5 +73,5 @@ def test_ranks_together_are_one_process(tmp_path):
             for name in ("train_loss", "test_loss"):  # GAM's differences of gradients magnify rounding
                 assert one[name] == pytest.approx(other[name], rel=1e-6), (folder, one["epoch"], name)
             for name in ("train_accuracy", "test_accuracy", "gradients", "lr"):
-                assert one[name] == other[name], (folder, one["epoch"], name)
+                assert one.get(name) == other.get(name) is not None, (folder, one["epoch"], name)
         assert [path.suffix for path in (tmp_path / folder).iterdir() if path.is_file()] == [".json"]
