@@ -47,7 +47,7 @@ def blocks(norms: int = BLOCKS) -> nn.Sequential:
     return model
 
 
-def batches(count: int = 3) -> list[Batch]:
+def batches(count: int = 2) -> list[Batch]:
     """Inputs and targets, the same on every rank."""
     generator = torch.Generator().manual_seed(1)
     draws = [torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64, generator=generator) for _ in range(2 * count)]
