@@ -150,6 +150,12 @@ def uneven():
     return made
 
 
+def with_settings() -> list[dict[str, Any]]:
+    """A comparison whose methods name their settings, as a run writes them."""
+    found = {"SAM rho=0.1": {"rho": 0.1, "adaptive": False}, "GAM T=2": {"T": 2, "period": 1}}
+    return [{**r, "method": {**r["method"], "settings": found.get(r["label"], {})}} for r in comparison(3)]
+
+
 SCENES = {
     "comparison": lambda: comparison(3),
     "one run": lambda: [record("SGD", 0.9, 0, role="base", epochs=1, curvature=flat())],
@@ -161,5 +167,6 @@ SCENES = {
     ],
     "bare": lambda: [{**r, "epochs": [], "curvature": None} for r in comparison(3)],
     "two problems": lambda: comparison(3) + [{**r, "recipe": {**r["recipe"], "data": "mnist"}} for r in comparison(2)],
+    "settings": with_settings,
     "nothing": list,
 }

@@ -57,23 +57,9 @@ def _apart(difference: Difference | None) -> bool:
 
 def rows_as_dicts(records: Sequence[Record], metric: str) -> list[dict[str, Any]]:
     """One dictionary a method: its mean with a 95 % interval, its cost, its differences and verdicts."""
-    found = []
-    for row in summarise(records, metric):
-        one: dict[str, Any] = {"method": row.label, "role": row.role, "problem": row.problem, "runs": row.n}
-        one |= {"diverged": row.diverged, **_mean(metric, row.mean), "cost": row.cost, "time": row.time}
-        one |= {"gradients": row.gradients, "seconds": row.seconds and row.seconds.value}
-        one |= _difference("difference", row.difference) | _difference("at_equal_cost", row.equal_cost)
-        found.append({**one, "verdict": row.verdict})
-    return found
+    from .report.values import line_of
 
-
-def _mean(name: str, mean: Mean | None) -> dict[str, Any]:
-    return {name: mean and mean.value, "low": mean and mean.low, "high": mean and mean.high}
-
-
-def _difference(name: str, one: Difference | None) -> dict[str, Any]:
-    values = (None,) * 4 if one is None else (one.mean.value, one.mean.low, one.mean.high, one.verdict)
-    return dict(zip((name, f"{name}_low", f"{name}_high", f"{name}_verdict"), values, strict=True))
+    return [line_of(row, metric) for row in summarise(records, metric)]
 
 
 class Comparison:

@@ -28,7 +28,7 @@ def test_curves_are_means_with_intervals_at_epochs_all_finished_runs_have():
     assert points[1] == pytest.approx([2, 400, 2.0, expected.value, expected.low, expected.high], rel=1e-5)
     data = charts(summarise(records), "test_accuracy")["groups"][0]
     assert [len(one) for one in data["broken"]["test_loss"]] == [2]
-    assert list(data["curves"]) == ["test_error", "test_loss", "train_loss", "surrogate_gap"]
+    assert list(data["curves"]) == ["test_error", "test_loss", "train_loss", "lr", "surrogate_gap"]
 
 
 def test_one_seed_gives_curves_without_bands():

@@ -164,7 +164,7 @@ def test_only_our_script_may_run():
     script = re.findall(r"<script>(.*)</script>", page, re.DOTALL)[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert policy.replace("&#x27;", "'") == (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
     )
 
 

@@ -3,82 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import time
 from typing import Any
 
 import pytest
 
 pytest.importorskip("scipy")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
+from helpers.report_pages import CHROMIUM, DRAWN, PATIENCE, until  # noqa: E402
 from helpers.report_records import SCENES  # noqa: E402
-from steppe.lab.report import write_report  # noqa: E402
 from steppe.lab.statistics import summarise  # noqa: E402
 
-PATIENCE = 300  # seconds for anything to happen, on a machine with any load
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 expect = playwright.expect
 expect.set_options(timeout=1000 * PATIENCE)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-extensions", "--disable-background-networking"]
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=flags, timeout=1000 * PATIENCE)
-        yield found
-        found.close()
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pages")
-    return {
-        name: write_report(make(), folder / f"{name}.html", command="steppe compare") for name, make in SCENES.items()
-    }
-
-
-@pytest.fixture
-def visit(browser, paths):
-    """Opens a scene; at the end nothing may have been complained about or asked for."""
-    opened = []
-
-    def go(scene="comparison", width=1280, scheme="light", touch=False):
-        context = browser.new_context(
-            viewport={"width": width, "height": 800}, color_scheme=scheme, has_touch=touch, reduced_motion="reduce"
-        )
-        context.set_default_timeout(1000 * PATIENCE)
-        page = context.new_page()
-        complaints, requests = [], []
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(paths[scene].as_uri())
-        until(page, DRAWN)
-        opened.append((context, complaints, requests))
-        return page
-
-    yield go
-    for context, complaints, requests in opened:
-        assert complaints == []
-        assert [url for url in requests if not url.startswith("file:")] == []
-        assert len(requests) == 1
-        context.close()
-
-
-def until(page, condition):
-    """Wait for something on the page. Playwright's own waiting evaluates text, which the page's policy forbids."""
-    end = time.monotonic() + PATIENCE
-    while not page.evaluate(condition):
-        assert time.monotonic() < end, f"never true: {condition}"
-        page.wait_for_timeout(20)
-
-
-# Waits until all charts are drawn for the current width: the page draws them again some time after it changes.
-DRAWN = """[...document.querySelectorAll('[data-chart]')].every(
-  host => host.querySelector('.tiles') || host.querySelector('svg')?.clientWidth === Math.max(240, host.clientWidth))"""
 
 
 def column(page, index):

@@ -8,16 +8,25 @@ from typing import Any
 
 from ..records import number, seed_of
 from ..statistics import Group, Mean, Row, mean_of
+from .settings import listed, settings
+from .values import line_of, runs_of
 
 POINTS = 200  # most points of a curve
+SEED_POINTS = 50  # most points of the curve of one seed: there are many of them
 PROGRESS = ("epoch", "gradients", "seconds")
-QUANTITIES = {"test_error": "test error", "test_loss": "test loss", "train_loss": "training loss"}
+QUANTITIES = {
+    "test_error": "test error",
+    "test_loss": "test loss",
+    "train_loss": "training loss",
+    "lr": "learning rate",
+}
 
 
 def charts(rows: Sequence[Row], metric: str) -> dict[str, Any]:
     """The data of all charts of one problem."""
-    groups = [_group(row, metric) for row in rows]
+    groups = [_group(row, metric) | {"settings": listed(settings(row, rows))} for row in rows]
     return {
+        "problem": rows[0].problem if rows else "",
         "metric": metric,
         "groups": groups,
         "quantities": _quantities(groups),
@@ -34,6 +43,9 @@ def _group(row: Row, metric: str) -> dict[str, Any]:
         "mean": _mean(row.mean),
         "gradients": rounded(row.gradients),
         "seconds": rounded(row.seconds.value) if row.seconds else None,
+        "line": line_of(row, metric),
+        "runs": runs_of(row),
+        "seeds": {name: found for name in quantities_of(group) if (found := seed_curves(group, name))},
         "curves": {name: curve(group, name) for name in quantities_of(group)},
         "broken": {name: broken_curves(group, name) for name in quantities_of(group)} if group.diverged else {},
         "density": density(group),
@@ -65,7 +77,9 @@ def quantities_of(group: Group) -> list[str]:
         for epoch in record.get("epochs") or []:
             if number(epoch.get("test_accuracy")) is not None:
                 found["test_error"] = True
-            found.update({name: True for name in ("test_loss", "train_loss") if number(epoch.get(name)) is not None})
+            found.update(
+                {name: True for name in ("test_loss", "train_loss", "lr") if number(epoch.get(name)) is not None}
+            )
             found.update({k: True for k, v in (epoch.get("metrics") or {}).items() if number(v) is not None})
     return [name for name in QUANTITIES if name in found] + sorted(name for name in found if name not in QUANTITIES)
 
@@ -80,19 +94,32 @@ def quantity(epoch: Mapping[str, Any], name: str) -> float | None:
 
 def curve(group: Group, name: str) -> list[list[Any]]:
     """[epoch, gradients, seconds, mean, low, high] over the runs that finished, at epochs that all of them have."""
-    by_epoch: dict[int, list[Mapping[str, Any]]] = {}
+    points = []
+    for seen in _common_epochs(group, name):
+        one = mean_of([value for e in seen.values() if (value := quantity(e, name)) is not None])
+        points.append([*_progress(list(seen.values())), rounded(one.value), rounded(one.low), rounded(one.high)])
+    return thinned(points)
+
+
+def seed_curves(group: Group, name: str) -> dict[str, Any] | None:
+    """The curve of each seed, at some points of the mean's curve; None with fewer than two seeds."""
+    epochs = thinned(_common_epochs(group, name), SEED_POINTS)
+    if not epochs or len(epochs[0]) < 2:
+        return None
+    seeds = [seed for seed in epochs[0] if all(seed in seen for seen in epochs)]
+    curves = [[seed, [rounded(quantity(seen[seed], name), 4) for seen in epochs]] for seed in seeds]
+    return {"at": [_progress(list(seen.values())) for seen in epochs], "curves": curves}
+
+
+def _common_epochs(group: Group, name: str) -> list[dict[Any, Mapping[str, Any]]]:
+    """For each epoch that all finished runs have, the epoch of each seed: means over fewer would make curves jump."""
+    by_epoch: dict[int, dict[Any, Mapping[str, Any]]] = {}
     for record in group.done:
         for epoch in record.get("epochs") or []:
             if quantity(epoch, name) is not None:
-                by_epoch.setdefault(epoch["epoch"], []).append(epoch)
+                by_epoch.setdefault(epoch["epoch"], {})[seed_of(record)] = epoch
     most = max(map(len, by_epoch.values()), default=0)
-    points = []
-    for index in sorted(by_epoch):
-        seen = by_epoch[index]
-        if len(seen) == most:  # a mean over fewer runs would make the curve jump
-            one = mean_of([value for e in seen if (value := quantity(e, name)) is not None])
-            points.append([*_progress(seen), rounded(one.value), rounded(one.low), rounded(one.high)])
-    return thinned(points)
+    return [by_epoch[index] for index in sorted(by_epoch) if len(by_epoch[index]) == most]
 
 
 def broken_curves(group: Group, name: str) -> list[list[list[float | None]]]:
@@ -179,11 +206,11 @@ def polynomial(coefficients: Sequence[float], eigenvalue: float) -> float:
     return eigenvalue + sum(g * eigenvalue ** (t + 2) for t, g in enumerate(coefficients))
 
 
-def thinned(points: list[Any]) -> list[Any]:
-    """At most POINTS of the points, evenly spaced, including the first and the last."""
-    if len(points) <= POINTS:
+def thinned(points: list[Any], most: int = POINTS) -> list[Any]:
+    """At most so many of the points, evenly spaced, including the first and the last."""
+    if len(points) <= most:
         return points
-    return [points[round(k * (len(points) - 1) / (POINTS - 1))] for k in range(POINTS)]
+    return [points[round(k * (len(points) - 1) / (most - 1))] for k in range(most)]
 
 
 def rounded(value: float | None, figures: int = 6) -> float | None:

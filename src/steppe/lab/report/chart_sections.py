@@ -26,7 +26,7 @@ def cost_chart(index: int, rows: Sequence[Row], metric: str) -> Markup | None:
     if outliers([row.mean.value for row in rows if row.mean]):
         note += " Arrows at the edge mark results outside the chart."
     axes = _choice("cost", {"gradients": "gradients", "seconds": "seconds"}, "Cost in")
-    return _figure(index, "cost", f"{capitalised(name)} against cost", note, axes)
+    return _figure(index, "cost", f"{capitalised(name)} against cost", note, join(_seeds(rows), axes))
 
 
 def curves(index: int, rows: Sequence[Row]) -> Markup | None:
@@ -42,9 +42,17 @@ def curves(index: int, rows: Sequence[Row]) -> Markup | None:
         note += " Thin lines that end in a cross are diverged runs."
     if any(row.role == "equal-cost" for row in rows):
         note += " The base trained longer is shown over gradients and over seconds."
-    return _figure(
-        index, "curves", "Training", note, join(_choice("quantity", {}, "Show"), _choice("axis", axes, "over"))
-    )
+    if any("lr" in quantities_of(row.group) for row in rows):
+        note += " The learning rate is that of the last step of an epoch."
+    choices = join(_choice("quantity", {}, "Show"), _seeds(rows), _choice("axis", axes, "over"))
+    return _figure(index, "curves", "Training", note, choices)
+
+
+def _seeds(rows: Sequence[Row]) -> Markup | None:
+    """Whether the seeds of a method are shown one by one."""
+    if max((row.n for row in rows), default=0) < 2:
+        return None
+    return _choice("runs", {"mean": "means", "seeds": "each seed"}, "Runs as")
 
 
 def curvature(index: int, rows: Sequence[Row]) -> Markup | None:

@@ -20,6 +20,7 @@ BASE = "#5a5f68"
 COLOURS = ("#0067a5", "#c84e00", "#00805c", "#a8437f", "#946200", "#2f86c0", "#6650a8", "#7a4b2a")  # as on the page
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1.5, 2)))
 MARKERS = "os^Dpv"
+LINE = ("base", "equal-cost")  # the base trained longer, as a line
 AXES = {"epoch": "epochs", "gradients": "gradient evaluations", "seconds": "seconds of training"}
 
 
@@ -33,7 +34,7 @@ def cost_figure(records: Iterable[Any], metric: str = "test_accuracy", axis: str
     figure, axes = _blank(AXES[axis], formatting.name_of(metric) + (", %" if formatting.is_share(metric) else ""))
     reached = [(row, row.mean, look) for row, look in zip(rows, _looks(rows), strict=True) if row.mean]
     aside = outliers([mean.value for _, mean, _ in reached])
-    longer = sorted((_cost(row, axis), unit * mean.value) for row, mean, _ in reached if row.role != "method")
+    longer = sorted((_cost(row, axis), unit * mean.value) for row, mean, _ in reached if row.role in LINE)
     if len(longer) > 1:
         axes.plot(*zip(*longer, strict=True), color=BASE, linestyle=(0, (5, 3)), linewidth=1.2, zorder=1)
     ends: list[float] = []
@@ -43,7 +44,7 @@ def cost_figure(records: Iterable[Any], metric: str = "test_accuracy", axis: str
             low, high = _bar(mean)
             ends += [unit * low, unit * high]
             across = [[unit * (mean.value - low)], [unit * (high - mean.value)]]
-            face = "white" if row.role == "equal-cost" else look["color"]
+            face = "white" if row.role in ("equal-cost", "rival") else look["color"]
             style = {"color": look["color"], "marker": look["marker"], "linestyle": "none", "markerfacecolor": face}
             axes.errorbar([place], [unit * mean.value], yerr=across, elinewidth=1.3, label=row.label, **style)
     axes.set_xlim(left=0)
@@ -162,12 +163,15 @@ def _cost(row: Row, axis: str) -> float:
 
 def _looks(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Colour, line style and marker of each row, as on the page."""
-    looks, k, longer = [], 0, 0
+    looks, k, longer, rivals = [], 0, 0, 0
     for row in rows:
         if row.role == "method":
             place = k % 8 + k // 8  # where colours repeat, line styles and markers differ
             looks.append({"color": COLOURS[k % 8], "linestyle": DASHES[place % 4], "marker": MARKERS[place % 6]})
             k += 1
+        elif row.role == "rival":
+            looks.append({"color": BASE, "linestyle": DASHES[(rivals + 1) % 4], "marker": MARKERS[1 + rivals % 5]})
+            rivals += 1
         else:
             longer += row.role == "equal-cost"
             looks.append({"color": BASE, "linestyle": DASHES[longer % 4], "marker": "o"})

@@ -107,12 +107,13 @@ function drawChart(host, spec) {
   const widest = Math.max(0, ...named.map((s) => textWidth(svg, cut(s.name, 24))));
   const direct = named.length <= (narrow ? 4 : 12) && (spec.scatter ? !narrow : widest < 0.28 * width);
   const right = direct && !spec.scatter ? widest + 26 : 16;
-  const inner = { x0: narrow ? 46 : 58, x1: width - right, y0: height - 46, y1: 14 };
+  const inner = { x0: 58, x1: width - right, y0: height - 46, y1: 14 };
   const all = spec.series.flatMap((s) => s.points);
   const across = spec.x.domain || extent(all.map((p) => p.x), spec.x.log, 0);
   const up = spec.y.domain || extent(all.map((p) => p.y), spec.y.log);
-  const xs = scale(across, [inner.x0, inner.x1], spec.x.log, narrow ? 4 : 7, spec.x.whole);
   const ys = scale(up, [inner.y0, inner.y1], spec.y.log, 6);
+  inner.x0 = Math.max(narrow ? 46 : 58, 34 + Math.max(0, ...ys.ticks.map((v) => textWidth(svg, shown(v, 4)))));
+  const xs = scale(across, [inner.x0, inner.x1], spec.x.log, narrow ? 4 : 7, spec.x.whole);
   const clip = `clip-${++charts}`;
   element("svg:rect", { x: inner.x0, y: inner.y1 - 8, width: inner.x1 - inner.x0 + 8, height: inner.y0 - inner.y1 + 8 },
     element("svg:clipPath", { id: clip }, svg));
@@ -126,16 +127,16 @@ function drawChart(host, spec) {
   addReadout(host, svg, spec.scatter, readable.filter((r) => r.points.length), inner);
 }
 
-// Points with the same x are moved apart; the first of them stays in place.
+// Series with the same x are moved apart; the first of them stays in place. Seeds are beside their mean.
 function moveApart(series, xs) {
-  const points = series.filter((s) => !s.faint).flatMap((s) => s.points);
   const seen = [];
-  for (const p of points) {
-    const same = seen.find((one) => Math.abs(xs.to(one.x) - xs.to(p.x)) < 9);
+  for (const { points: [mean, ...seeds] } of series.filter((s) => !s.faint && s.points.length)) {
+    const same = seen.find((one) => Math.abs(xs.to(one.x) - xs.to(mean.x)) < 9), step = seeds.length ? 18 : 10;
     if (same) {
       same.count++;
-      p.shift = 10 * Math.ceil(same.count / 2) * (same.count % 2 ? 1 : -1);
-    } else seen.push({ x: p.x, count: 0 });
+      mean.shift = step * Math.ceil(same.count / 2) * (same.count % 2 ? 1 : -1);
+    } else seen.push({ x: mean.x, count: 0 });
+    for (const p of seeds) p.shift = (mean.shift || 0) + 8;
   }
 }
 
@@ -174,7 +175,7 @@ function groupOf(series, kind, parent) {
 }
 
 function drawSeries(plot, series, xs, ys, inner) {
-  const kinds = ["faint", "thin", "crowded"].filter((kind) => series[kind]);
+  const kinds = ["faint", "thin", "each", "crowded"].filter((kind) => series[kind]);
   const g = groupOf(series, ["series", ...kinds].join(" "), plot);
   const drawable = (value, log) => value !== null && (!log || value > 0);
   const good = series.points.filter((p) => drawable(p.x, xs.log) && drawable(p.y, ys.log));
@@ -197,6 +198,10 @@ function drawSeries(plot, series, xs, ys, inner) {
   if (series.dots) {
     for (const p of at) {
       const outside = p.py > inner.y0 ? 1 : p.py < inner.y1 ? -1 : 0;
+      if (p.seed) {
+        if (!outside) element("svg:circle", { cx: p.px, cy: p.py, r: 2, class: "seed" }, g);
+        continue;
+      }
       if (outside) {
         p.py = outside > 0 ? inner.y0 - 6 : inner.y1 + 6;
         const arrow = { ...series.style, marker: outside > 0 ? "down" : "triangle" };
@@ -263,7 +268,11 @@ function addReadout(host, svg, scatter, readable, inner) {
     let [s, i] = at;
     s = (s + move[0] + readable.length) % readable.length;
     i = Math.max(0, Math.min(readable[s].points.length - 1, i + move[1]));
-    if (scatter && move[1]) [s, i] = [(s + move[1] + readable.length) % readable.length, 0];
+    if (scatter) { // left and right: the methods; up and down: the seeds of one, or else the methods
+      const many = readable[at[0]].points.length > 1;
+      if (move[0] && many) [s, i] = [at[0], Math.max(0, Math.min(readable[at[0]].points.length - 1, at[1] + move[0]))];
+      else [s, i] = [(at[0] + move[0] + move[1] + readable.length) % readable.length, 0];
+    }
     show(s, i);
   });
 }

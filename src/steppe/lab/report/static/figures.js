@@ -8,11 +8,16 @@ const FEW = 8; // methods that can be distinguished in one chart
 
 // Colour, line style and marker by the row in the table: the same in all figures.
 function styles(groups) {
-  let k = 0, longer = 0;
+  let k = 0, longer = 0, rivals = 0;
   return new Map(groups.map((group) => {
     if (group.role === "base") return [group.label, { colour: "var(--base)", dash: null, marker: "circle" }];
     if (group.role === "equal-cost") {
       return [group.label, { colour: "var(--base)", dash: LONGER[longer++ % 3], marker: "circle", open: true }];
+    }
+    if (group.role === "rival") {
+      const made = { colour: "var(--base)", dash: DASHES[(rivals + 1) % 4], marker: MARKERS[1 + (rivals % 5)], open: true };
+      rivals++;
+      return [group.label, made];
     }
     const place = (k % COLOURS) + Math.floor(k / COLOURS); // where colours repeat, line styles and markers differ
     const made = { colour: `var(--c${k % COLOURS})`, dash: DASHES[place % 4], marker: MARKERS[place % 6] };
@@ -32,7 +37,7 @@ function outliersAside(values) {
 const FIGURES = {
   cost(problem) {
     const { data, state } = problem, percent = data.metric.endsWith("accuracy"), unit = percent ? 100 : 1;
-    const axis = state.cost;
+    const axis = state.cost, each = state.runs === "seeds";
     const point = (g) => {
       const [value, error, low, high] = g.mean.map((v) => (v === null ? null : unit * v));
       const trusted = g.n > 2; // the interval of two runs is too wide for a chart
@@ -41,20 +46,26 @@ const FIGURES = {
       if (low !== null) said.push(`95 % interval ${shown(low, 4)} to ${shown(high, 4)}`);
       said.push(`${shown(g.gradients, 4)} gradients, ${shown(g.seconds, 3)} s`);
       if (g.diverged) said.push(`${g.diverged} diverged`);
+      if (g.settings) said.push(g.settings);
       return { x: g[axis], y: value, error, low, high, said, trusted, name: g.label };
     };
+    const seeds = (g) => g.runs.filter((run) => each && g.n > 1 && !problem.faint(g) && data.metric in run).map((run) => {
+      const said = [`seed ${run.seed}: ${shown(unit * run[data.metric], 4)}${percent ? " %" : ""}`];
+      return { x: g[axis], y: unit * run[data.metric], said, seed: true, name: g.label };
+    });
     const groups = data.groups.filter((g) => g.mean && g[axis] !== null);
     const series = groups.map((g) => ({
-      name: g.label, style: problem.styles.get(g.label), faint: problem.faint(g), points: [point(g)], dots: true,
+      name: g.label, style: problem.styles.get(g.label), role: g.role, faint: problem.faint(g),
+      points: [point(g), ...seeds(g)], dots: true,
     })).filter((s) => !s.faint || data.groups.length > FEW);
     const longest = groups.filter((g) => g.role === "equal-cost").sort((a, b) => b[axis] - a[axis])[0];
     for (const s of series) {
-      if (s.style.open && s.name !== longest.label) s.label = false; // one label for the whole line
+      if (s.role === "equal-cost" && s.name !== longest.label) s.label = false; // one label for the whole line
     }
     const kept = outliersAside(series.map((s) => s.points[0].y));
-    const inside = series.map((s) => s.points[0]).filter((p) => kept(p.y));
+    const inside = series.filter((s) => kept(s.points[0].y)).flatMap((s) => s.points);
     const ends = inside.flatMap((p) => [p.y - (p.error || 0), p.y + (p.error || 0), ...(p.trusted ? [p.low, p.high] : [])]);
-    const longer = groups.filter((g) => g.role !== "method").map(point).filter((p) => kept(p.y)).sort((a, b) => a.x - b.x);
+    const longer = groups.filter((g) => ["base", "equal-cost"].includes(g.role)).map(point).filter((p) => kept(p.y)).sort((a, b) => a.x - b.x);
     const across = series.map((s) => s.points[0].x), log = Math.max(...across) > 12 * Math.min(...across);
     return {
       label: `${data.metric.replaceAll("_", " ")} against ${AXES[axis]}`, scatter: true, series,
@@ -71,27 +82,38 @@ const FIGURES = {
 
   curves(problem) {
     const { data, state } = problem, name = state.quantity, percent = name === "test_error";
+    const each = state.runs === "seeds";
     const column = Object.keys(AXES).indexOf(state.axis), title = data.quantities[name] + (percent ? ", %" : "");
-    const series = [];
+    const series = [], below = []; // the seeds are below the means
     for (const group of data.groups) {
       const style = problem.styles.get(group.label), faint = problem.faint(group);
       if (faint && data.groups.length <= FEW) continue;
       // Over epochs the base trained longer is not comparable, and would compress the other curves.
       if (state.axis === "epoch" && group.role === "equal-cost") continue;
+      const progress = (p) => `epoch ${p[0]}, ${shown(p[1], 4)} gradients, ${shown(p[2])} s`;
       const points = (group.curves[name] || []).map((p) => ({
         x: p[column], y: p[3], low: p[4], high: p[5],
         said: [`${shown(p[3], 4)}${percent ? " %" : ""}` + (p[4] === null ? "" : ` [${shown(p[4])}, ${shown(p[5])}]`),
-          `epoch ${p[0]}, ${shown(p[1], 4)} gradients, ${shown(p[2])} s`],
+          progress(p), ...(group.settings ? [group.settings] : [])],
       }));
-      if (points.length) series.push({ name: group.label, style, faint, points, line: true, band: true });
+      const { at = [], curves = [] } = (each && !faint && group.seeds[name]) || {};
+      for (const [seed, values] of curves) {
+        const one = values.map((y, k) => ({
+          x: at[k][column], y, said: [`seed ${seed}: ${shown(y, 4)}${percent ? " %" : ""}`, progress(at[k])],
+        }));
+        const solid = { ...style, dash: null };
+        below.push({ name: group.label, style: solid, each: true, label: false, points: one, line: true });
+      }
+      if (points.length) series.push({ name: group.label, style, faint, points, line: true, band: !curves.length });
       for (const [k, lost] of (group.broken[name] || []).entries()) {
         const said = (p) => [shown(p[3], 4), `epoch ${p[0]}, a run that diverged`];
         const left = lost.map((p) => ({ x: p[column], y: p[3], said: said(p) })), label = !points.length && k === 0;
         series.push({ name: group.label, style, faint, thin: true, points: left, line: true, cross: true, label });
       }
     }
+    series.unshift(...below);
     const values = series.flatMap((s) => s.points.map((p) => p.y)), lowest = Math.min(...values);
-    const log = lowest > 0 && Math.max(...values) > 3 * lowest;
+    const log = name !== "lr" && lowest > 0 && Math.max(...values) > 3 * lowest;
     const crowded = series.filter((s) => !s.faint && s.band).length > 4;
     for (const s of series) s.crowded = crowded;
     const x = { title: AXES[state.axis], whole: state.axis === "epoch" };

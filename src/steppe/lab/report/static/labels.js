@@ -5,7 +5,7 @@ const GAP = 15; // between two labels
 
 function labelSeries(svg, named, readable, inner, scatter) {
   const all = readable.filter((r) => !r.series.faint && r.points.length).map((r) => {
-    const p = r.points.at(-1), y = Math.max(inner.y1, Math.min(inner.y0 - 4, p.py));
+    const p = scatter ? r.points[0] : r.points.at(-1), y = Math.max(inner.y1, Math.min(inner.y0 - 4, p.py));
     return { s: r.series, x: p.px, y, top: p.top ?? y - 6, bottom: p.bottom ?? y + 6 };
   });
   const spots = all.filter((e) => named.includes(e.s)).sort((a, b) => a.y - b.y);
@@ -15,16 +15,33 @@ function labelSeries(svg, named, readable, inner, scatter) {
   }
   const atEdge = spots.filter((e) => !scatter && e.x > inner.x1 - 24);
   pushApart(atEdge, inner);
-  const taken = all.flatMap((e) => [[e.x - 6, e.y - 6, e.x + 6, e.y + 6], [e.x - 2, e.top, e.x + 2, e.bottom]]);
-  taken.push(...atEdge.map(boxOf));
+  const taken = all.flatMap((e) => [[e.x - 7, e.y - 7, e.x + 7, e.y + 7], [e.x - 2, e.top, e.x + 2, e.bottom]]);
+  taken.push(...atEdge.map(boxOf), ...drawnIn(svg));
   for (const e of spots.filter((one) => !atEdge.includes(one))) {
-    const room = placesFor(e, all, scatter).find(([x, y]) => x > inner.x0 && x + e.w < inner.x1 + 12
+    const room = placesFor(e, scatter).find(([x, y]) => x > inner.x0 && x + e.w < inner.x1 + 12
       && y > 7 && y < inner.y0 - 4 && !taken.some((t) => overlap(t, [x, y - 7, x + e.w, y + 7])));
     if (!room) continue; // the legend and the tooltip still have the name
     [e.lx, e.ly] = room;
     taken.push(boxOf(e));
   }
   for (const e of spots.filter((one) => one.lx !== undefined)) drawName(svg, e);
+}
+
+// Boxes along all lines, and around the seeds: no name may be on top of them.
+function drawnIn(svg) {
+  const boxes = [];
+  for (const line of svg.querySelectorAll(".series:not(.faint) .line, .longer")) {
+    const length = line.getTotalLength();
+    for (let at = 0; at <= length; at += 5) {
+      const { x, y } = line.getPointAtLength(at);
+      boxes.push([x - 2, y - 2, x + 2, y + 2]);
+    }
+  }
+  for (const dot of svg.querySelectorAll(".seed")) {
+    const [x, y] = [dot.cx.baseVal.value, dot.cy.baseVal.value];
+    boxes.push([x - 3, y - 3, x + 3, y + 3]);
+  }
+  return boxes;
 }
 
 // One below the other at the right edge, as close to the ends of their curves as possible.
@@ -40,13 +57,14 @@ function pushApart(ends, inner) {
   }
 }
 
-// To the right or left of the point, slightly higher or lower; or above or below all error bars there.
-function placesFor(e, all, scatter) {
-  const beside = [0, -13, 13, -26, 26].flatMap((d) => [[e.x + 10, e.y + d], [e.x - 10 - e.w, e.y + d]]);
-  if (!scatter) return beside;
-  const near = all.filter((one) => Math.abs(one.x - e.x) < e.w / 2 + 4), x = e.x - e.w / 2;
-  const above = Math.min(...near.map((one) => one.top)) - 12, below = Math.max(...near.map((one) => one.bottom)) + 12;
-  return [...beside, [x, above], [x, below]];
+// To the right or left of the point, higher or lower; or above or below it. The closest comes first.
+function placesFor(e, scatter) {
+  const steps = [0, -13, 13, -26, 26, -39, 39];
+  const places = steps.flatMap((d) => [10, 22, 34].flatMap((gap) => [[e.x + gap, e.y + d], [e.x - gap - e.w, e.y + d]]));
+  const x = e.x - e.w / 2;
+  if (scatter) places.push(...[12, 24, 36, 48].flatMap((d) => [[x, e.top - d], [x, e.bottom + d]]));
+  const far = ([left, y]) => Math.max(left - e.x, e.x - left - e.w, 0) + 1.5 * Math.abs(y - e.y);
+  return places.sort((a, b) => far(a) - far(b));
 }
 
 function drawName(svg, e) {

@@ -3,7 +3,7 @@
 
 function setUpProblem(section, data) {
   const quantity = Object.keys(data.quantities)[0];
-  const state = { cost: "gradients", quantity, axis: "epoch", view: "surface", height: "linear" };
+  const state = { cost: "gradients", quantity, axis: "epoch", runs: "mean", view: "surface", height: "linear" };
   const methods = data.groups.filter((g) => g.role === "method");
   const first = new Set(methods.slice(0, methods.length > FEW ? 6 : FEW).map((g) => g.label));
   const problem = {
@@ -27,6 +27,7 @@ function setUpProblem(section, data) {
     }).observe(host);
   }
   drawKeys(section, problem);
+  setUpDownloads(problem);
   return problem;
 }
 
@@ -54,8 +55,12 @@ function setUpChoice(choice, problem) {
     const button = event.target.closest("button");
     if (!button) return;
     problem.state[choice.dataset.choice] = button.dataset.value;
-    for (const other of choice.querySelectorAll("button")) other.setAttribute("aria-pressed", other === button);
-    drawFigure(choice.closest("figure").querySelector("[data-chart]"), problem);
+    for (const one of problem.section.querySelectorAll(`[data-choice="${choice.dataset.choice}"]`)) {
+      for (const other of one.querySelectorAll("button")) {
+        other.setAttribute("aria-pressed", other.dataset.value === button.dataset.value);
+      }
+      drawFigure(one.closest("figure").querySelector("[data-chart]"), problem);
+    }
   });
 }
 
@@ -80,6 +85,7 @@ function addLegend(host, problem) {
   for (const group of groups) {
     const chip = element("button", { type: "button", class: "chip", "data-label": group.label }, legend);
     chip.setAttribute("aria-pressed", problem.visible.has(group.label));
+    if (group.settings) chip.title = group.settings;
     element("span", { class: "key", "data-group": group.label }, chip);
     element("span", {}, chip, cut(group.label, 40));
     chip.addEventListener("click", () => toggle(problem, group.label));
