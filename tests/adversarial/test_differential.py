@@ -87,7 +87,7 @@ def off(actual, expected):
 @pytest.mark.parametrize("part", range(3))
 def test_any_method_in_any_setting_is_its_equations(part):
     wrong = []
-    for number in trials(25):
+    for number in trials(10):
         draw = chance("methods", part, number)
         method, style = random_method(draw), draw.choice(STYLES)
         home: Any = draw.choice(["device", "cpu"])
@@ -152,7 +152,7 @@ def offsets(groups, grads, rho, adaptive, eta):
 
 def test_groups_of_any_kind():
     wrong = []
-    for number in trials(60):
+    for number in trials(20):
         draw = chance("groups", number)
         inputs, data = random_data(draw, steps=3)
         model = random_net(draw, inputs)

@@ -13,6 +13,13 @@ from helpers.any_base import Case, findings, it_resumes, plain_is_the_base, sam_
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
+@pytest.fixture(autouse=True)
+def _uncompiled():
+    """Some libraries compile parts of a step: what is computed is the same, and compiling takes a minute."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 def verdict(make, tolerance=1e-9):
     """ "not alone", "refused", or what is wrong with the base, "" if nothing is."""
     case = next((c for c in map(partial(Case, make), (torch.float64, torch.float32)) if works_alone(c)), None)
