@@ -48,8 +48,12 @@ def _ranks(item: pytest.Item) -> int:
     return 2 if mark is None else mark.args[0]
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests that are slow are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not ON_A_RANK:
+        for item in items:
+            if HERE in item.path.parents:
+                item.add_marker(pytest.mark.slow)
         return
     wanted = set(json.loads(_scratch("selection.json").read_text()))
     items[:] = [item for item in items if item.nodeid in wanted]
