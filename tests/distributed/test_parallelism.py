@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from helpers.ranks import only_this_rank
@@ -196,3 +197,14 @@ def test_fsdp1_is_refused(original):
     model = FullyShardedDataParallel(net(), use_orig_params=original, device_id=torch.device("cpu"))
     with pytest.raises(TypeError, match="Use FSDP2"):
         SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), SAM(), model)
+
+
+def test_a_tensor_parallel_model_that_was_prepared_for_ddp_is_refused():
+    model = Block()
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    parallelize_module(model, init_device_mesh("cpu", (RANKS,)), plan)
+    _pre_dp_module_transform(model)
+    assert not any(isinstance(p, DTensor) for p in model.parameters())  # nothing else shows that they are pieces
+    opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), SAM(), model)
+    with pytest.raises(RuntimeError, match=r"fully_shard on a mesh of two dimensions \(HSDP\) instead"):
+        opt.step(lambda: model(batches(1)[0]).square().mean())

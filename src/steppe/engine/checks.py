@@ -78,6 +78,15 @@ def refuse_pipeline_without_group(params: list[Tensor], norm_group: Any) -> None
         )
 
 
+def refuse_pieces_for_ddp(params: list[Tensor]) -> None:
+    """torch turns a tensor-parallel model's DTensors into local tensors for DDP: norms would be those of a piece."""
+    if any(hasattr(p, "_st_info") for p in params):  # the mark that torch leaves on them
+        raise RuntimeError(
+            "the parameters are local pieces of a tensor-parallel model that was prepared for DDP, and norms would be "
+            "those of the pieces: replicate it with fully_shard on a mesh of two dimensions (HSDP) instead"
+        )
+
+
 def _refuse_base(base: Optimizer) -> None:
     """Bases that do not step on the one gradient in p.grad."""
     name, library = type(base).__name__, type(base).__module__.split(".")[0]

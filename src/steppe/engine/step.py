@@ -96,6 +96,7 @@ class Step:
         """The space of a step on these parameters: the last one, if nothing has changed."""
         if self._space is None or not self._space.fits(params, perturbed, adaptive, norm_group):
             checks.refuse_pipeline_without_group(params, norm_group)
+            checks.refuse_pieces_for_ddp(params)
             self._space, self._home = Space(params, perturbed, adaptive, norm_group), None
         return self._space
 
