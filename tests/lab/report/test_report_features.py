@@ -14,6 +14,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright
 
 from helpers.report_pages import CHROMIUM, DRAWN, PATIENCE, until  # noqa: E402
 from helpers.report_records import SCENES, comparison  # noqa: E402
+from steppe.lab.report import write_report  # noqa: E402
 from steppe.lab.report.values import line_of  # noqa: E402
 from steppe.lab.statistics import summarise  # noqa: E402
 
@@ -151,6 +152,26 @@ def test_names_with_commas_and_quotes_survive_csv(visit):
     assert {run["method"] for run in runs} == {row.label for row in summarise(SCENES["uneven"]())}
     assert [run["status"] for run in runs if run["method"] == "GAM"] == ["diverged"] * 3
     assert page.evaluate("""csv([{a: 'x, "y"', b: null}, {b: 2}])""") == 'a,b\n"x, ""y""",\n,2\n'
+
+
+def test_two_reports_on_one_page_fit_and_sort_at_every_size(visit, paths, tmp_path):
+    slower = [{**r, "recipe": {**r["recipe"], "lr": 0.05}} for r in comparison(3)]
+    paths["against"] = write_report(comparison(3), tmp_path / "both.html", against=slower, names=("a", "b"))
+    page = visit("against", 390)
+    table = page.locator("section[aria-labelledby=differences] table")
+    for width in (390, 768, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        until(page, f"innerWidth === {width} && {DRAWN}")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert table.locator("tbody tr").count() == 4
+        boxes = table.locator(".verdict").evaluate_all("all => all.map(e => e.getBoundingClientRect().right)")
+        assert len(boxes) == 4 and all(0 < right <= width for right in boxes)
+    table.locator("thead button").nth(1).click()
+    values = table.locator("tbody tr").evaluate_all("all => all.map(r => +r.cells[1].dataset.value)")
+    assert values == sorted(values, reverse=True)
+    name, _ = saved(page, page.locator("#problem-1 [data-downloads]").get_by_text("table CSV"))
+    assert name == "b-digits-digits-mlp-methods.csv"
+    del paths["against"]
 
 
 def test_charts_are_saved_as_pictures(visit):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,22 +17,61 @@ def command(
     runs: Annotated[list[Path], typer.Argument(help="Records, or folders of them.")],
     out: Annotated[Path | None, typer.Option(help="The page to write; by default beside the records.")] = None,
     metric: Annotated[str, typer.Option(help="test_accuracy, test_loss, top, trace, ...")] = "test_accuracy",
+    against: Annotated[
+        Path | None, typer.Option(help="Other runs: one page with both, and the differences of methods in both.")
+    ] = None,
 ) -> None:
-    """Make table and page of finished runs again."""
-    from ...lab.records import read_records
+    """Make table and page of finished runs again, or compare two reports."""
     from ...lab.report import headline, table
     from ..progress import other_measures
+
+    records = _read(runs)
+    first = runs[0] if runs[0].is_dir() else runs[0].parent
+    page = out or first / ("report.html" if against is None else "difference.html")
+    if page.is_dir():
+        raise UserError(f"--out {page} is a folder: name the page")
+    _check_metric(records, metric)
+    if against is not None:
+        _compare(records, _read([against]), _names(runs, against), page, metric)
+    else:
+        said = headline(records, metric), table(records, metric)
+        report_runs(records, page, *said, other_measures(records), metric=metric)
+
+
+def _read(runs: list[Path]) -> list[Any]:
+    from ...lab.records import read_records
 
     records = read_records(runs)
     if not records:
         raise UserError(f"there are no records in {' '.join(map(str, runs))}")
-    first = runs[0] if runs[0].is_dir() else runs[0].parent
-    page = out or first / "report.html"
-    if page.is_dir():
-        raise UserError(f"--out {page} is a folder: name the page")
-    _check_metric(records, metric)
-    said = headline(records, metric), table(records, metric)
-    report_runs(records, page, *said, other_measures(records), metric=metric)
+    return records
+
+
+def _names(runs: list[Path], against: Path) -> tuple[str, str]:
+    """What the two reports are called: the names of their folders, or all of the paths if those are the same."""
+    ways = (lambda path: path.resolve().name, str)
+    for way in ways:
+        names = "+".join(way(path) for path in runs), way(against)
+        if names[0] != names[1]:
+            return names
+    raise UserError(f"--against {against} are the same runs: name others")
+
+
+def _compare(records: list[Any], others: list[Any], names: tuple[str, str], page: Path, metric: str) -> None:
+    """Print the differences of the two reports and write the page with both."""
+    from rich.console import Console
+
+    from ...lab.report import write_report
+    from ...lab.report.two_reports import difference_table, pairs, sentence
+    from ...lab.statistics import summarise
+
+    found = pairs(summarise(records, metric), summarise(others, metric), metric)
+    Console().print(sentence(found, names, metric), style="bold", markup=False, highlight=False)
+    if found:
+        Console().print(difference_table(found, names, metric))
+    command = "steppe " + shlex.join(sys.argv[1:])
+    write_report(records, page, command=command, metric=metric, against=others, names=names)
+    typer.echo(f"wrote {page}")
 
 
 def _check_metric(records: list[Any], metric: str) -> None:

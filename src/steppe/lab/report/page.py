@@ -13,7 +13,7 @@ from typing import Any
 
 from ...support.files import whole_file
 from ..statistics import Row, summarise
-from . import chart_sections, results_table, summary
+from . import chart_sections, results_table, summary, two_reports
 from .chart_data import charts
 from .html import Markup, join, tag
 from .run_details import run_details
@@ -29,10 +29,15 @@ def write_report(
     title: str = "",
     metric: str = "test_accuracy",
     base: str | None = None,
+    against: Iterable[Any] = (),
+    names: tuple[str, str] = ("the first", "the second"),
 ) -> Path:
-    """Write the page and return its path. `command` repeats all runs. Without `title` the conclusion is the title."""
+    """Write the page and return its path. `command` repeats all runs. Without `title` the conclusion is the title.
+
+    `against` are the records of another report: both are on the page, with the differences first. `names` names them.
+    """
     path = Path(path)
-    page = report(records, command=command, title=title, metric=metric, base=base)
+    page = report(records, command=command, title=title, metric=metric, base=base, against=against, names=names)
     with whole_file(path) as beside:  # a reader never sees half a page
         beside.write_text(page, encoding="utf-8")
     return path
@@ -45,14 +50,27 @@ def report(
     title: str = "",
     metric: str = "test_accuracy",
     base: str | None = None,
+    against: Iterable[Any] = (),
+    names: tuple[str, str] = ("the first", "the second"),
 ) -> str:
     """The page as text."""
-    rows = summarise(records, metric, base)
+    rows, others = summarise(records, metric, base), summarise(against, metric, base)
+    differences = None
+    if others:
+        found = two_reports.pairs(rows, others, metric)
+        differences = two_reports.differences(found, names, metric, two_reports.alone(rows, others, found))
+        title = title or two_reports.sentence(found, names, metric)
+        rows = two_reports.named(rows, names[0]) + two_reports.named(others, names[1])
     problems = [[r for r in rows if r.problem == name] for name in dict.fromkeys(row.problem for row in rows)]
     style, script = _file("page.css"), "\n".join(_file(name) for name in SCRIPTS)
     body = join(
         summary.header(title, problems, metric),
-        tag("main", *(_problem(k, one, metric, len(problems) > 1) for k, one in enumerate(problems)), id="content"),
+        tag(
+            "main",
+            differences,
+            *(_problem(k, one, metric, len(problems) > 1) for k, one in enumerate(problems)),
+            id="content",
+        ),
         summary.footer(rows, command, metric),
         _data([charts(one, metric) for one in problems]),
         tag("script", Markup(script)),

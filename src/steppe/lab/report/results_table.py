@@ -96,7 +96,7 @@ def row_name(row: Row, found: Mapping[str, str] | None = None) -> Markup:
 
 def _to_base(row: Row, metric: str, scale: Scale, name: str) -> Markup:
     said = tag("span", formatting.verdict(row), class_=f"verdict {css_class(row.verdict)}")
-    return difference_cell(row.difference, metric, scale, name, join(said, _p(row.difference)))
+    return difference_cell(row.difference, metric, scale, name, join(said, p_said(row.difference)))
 
 
 def _to_rival(row: Row, metric: str, scale: Scale, name: str) -> Markup:
@@ -116,7 +116,8 @@ def difference_cell(one: Difference | None, metric: str, scale: Scale, name: str
     return tag("td", shown, below, class_="number difference", data_value=value, data_name=name)
 
 
-def _p(one: Difference | None) -> Markup | None:
+def p_said(one: Difference | None) -> Markup | None:
+    """The p value of a difference and its number of seeds."""
     if one is None or one.n < 2:
         return None
     return tag("span", f"p {_equals(formatting.p_value(one.adjusted))}, n = {one.n}", class_="p")

@@ -11,6 +11,7 @@ from . import conclusion, formatting
 from .html import Markup, join, tag
 from .results_table import capitalised, css_class
 
+LONG = 60  # characters of a title that is a sentence, and not in large letters
 ANSWERS = 6  # methods described in sentences; the others are only in the table
 
 
@@ -39,7 +40,10 @@ def header(given: str, problems: Sequence[Sequence[Row]], metric: str) -> Markup
         return tag("header", tag("h1", given or title(problems, metric)))
     said = [unbroken(capitalised(one)) for one in conclusion.sentences(problems, metric)]
     if given:
-        top = join(tag("h1", given), *(tag("p", one, class_="conclusion") for one in said))
+        top = join(
+            tag("h1", given, class_="conclusion" if len(given) > LONG else None),
+            *(tag("p", one, class_="conclusion") for one in said),
+        )
     else:
         about = subject(problems) + (f" · {setting(problems[0])}" if len(problems) == 1 else "")
         sentences = [tag("span", one, " ") for one in said]
