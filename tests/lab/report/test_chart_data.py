@@ -12,8 +12,9 @@ pytest.importorskip("scipy")
 
 from helpers.report_records import diverged, flat, record
 from steppe.lab.report import chart_sections
-from steppe.lab.report.chart_data import POINTS, charts, curve, gamma, polynomial, thinned
+from steppe.lab.report.chart_data import POINTS, SEED_POINTS, charts, curve, gamma, polynomial, seed_curves, thinned
 from steppe.lab.report.forest_plot import Scale, forest, scale_of
+from steppe.lab.report.values import runs_of
 from steppe.lab.statistics import Difference, Mean, group_records, mean_of, summarise
 from steppe.methods.gam import transformation
 
@@ -98,3 +99,25 @@ def test_a_small_picture_of_a_difference():
     assert 'class="outside"' in forest(against(5.0), scale)
     assert scale_of([]).reach == 1.0
     assert scale_of([against(0.0)]).reach == 1.0
+
+
+def test_each_seed_has_a_curve_at_points_of_the_mean():
+    (group,) = group_records([record("SAM", a, s, epochs=120) for s, a in enumerate((0.8, 0.9))])
+    found: Any = seed_curves(group, "test_error")
+    assert len(found["at"]) == SEED_POINTS and found["at"][0] == [1, 100, 0.5] and found["at"][-1] == [120, 12000, 60]
+    assert [seed for seed, _ in found["curves"]] == [0, 1]
+    assert [values[-1] for _, values in found["curves"]] == pytest.approx([20.0, 10.0], rel=1e-4)
+    assert all(len(values) == SEED_POINTS for _, values in found["curves"])
+    (single,) = group_records([record("SAM", 0.9, 0)])
+    assert seed_curves(single, "test_error") is None
+
+
+def test_runs_are_listed_with_their_finite_numbers():
+    lost = record("SAM", 0.9, 1, curvature=flat())
+    lost["final"]["test_loss"] = "nan"
+    (row,) = summarise([record("SAM", 0.8, 0), lost, diverged("SAM", 2)])
+    first, second, third = runs_of(row)
+    assert (first["seed"], first["status"], first["test_accuracy"], first["test_loss"]) == (0, "done", 0.8, 0.5)
+    assert "test_loss" not in second and second["top"] == 2.0
+    assert third == {"seed": 2, "status": "diverged"}
+    assert charts([row], "test_accuracy")["groups"][0]["runs"] == [first, second, third]

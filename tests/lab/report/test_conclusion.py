@@ -48,6 +48,11 @@ def test_nothing_and_harm_are_said():
     assert said(runs("SGD", 0.90, role="base") + runs("SAM", 0.80, 1.1)) == "every method is worse than SGD (n = 8)."
     mixed = said(runs("SGD", 0.90, role="base") + runs("SAM", 0.92, 1.1) + runs("GAM", 0.8, 1.1))
     assert mixed.startswith("SAM is") and mixed.endswith("; worse than SGD: GAM.")
+    harm = said(runs("SGD", 0.90, role="base") + same + runs("GAM", 0.8, 1.1))
+    assert harm.startswith(
+        "no method is shown to be better than SGD; of those not told apart the largest difference is SAM's, 0.00 points"
+    )
+    assert harm.endswith("; worse than SGD: GAM.")
     few = said([record("SGD", 0.9, 0, role="base"), record("SAM", 0.95, 0)])
     assert few == "nothing can be said: fewer than 3 seeds, or every method diverged."
 

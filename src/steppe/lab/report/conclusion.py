@@ -54,8 +54,14 @@ def _sentence(rows: Sequence[Row], metric: str) -> str:
     elif all(r.difference and r.difference.verdict == "worse" for r in judged):
         return f"every method is worse than {base.label} (n = {base.n})."
     else:
-        largest = max(judged, key=lambda r: abs(r.difference.mean.value) if r.difference else 0.0)
-        said = f"no method is told apart from {base.label}; the largest difference is {largest.label}'s, "
+        rest = [r for r in judged if r.difference and r.difference.verdict != "worse"]
+        largest = max(rest, key=lambda r: abs(r.difference.mean.value) if r.difference else 0.0)
+        which = (
+            f"told apart from {base.label}; the"
+            if len(rest) == len(judged)
+            else (f"shown to be better than {base.label}; of those not told apart the")
+        )
+        said = f"no method is {which} largest difference is {largest.label}'s, "
         said += f"{_gain(largest.difference, metric)}, n = {largest.n}"
     worse = [r.label for r in judged if r.difference and r.difference.verdict == "worse"]
     return said + (f"; worse than {base.label}: {', '.join(worse)}" if worse else "") + "."

@@ -16,7 +16,7 @@ def results(index: int, rows: Sequence[Row], metric: str) -> Markup:
     kinds = ["text", *["number"] * 4, *["number difference"] * 2]
     head = [sorting_head(name, kind, unit) for (name, unit), kind in zip(columns, kinds, strict=True)]
     scale = scale_of([row.difference for row in rows] + [row.equal_cost for row in rows])
-    names = [f"{name}, {unit}" if unit else name for name, unit in columns]
+    names = [f"{name}, {unit}" if unit in ("%", "× base") else name for name, unit in columns]
     body = [_result(row, metric, scale, names, settings.settings(row, rows)) for row in rows]
     caption = (
         f"{capitalised(formatting.name_of(metric))}: mean ± standard error over seeds. Differences are paired by seed, "
@@ -111,7 +111,8 @@ def _to_rival(row: Row, metric: str, scale: Scale, name: str) -> Markup:
 
 def difference_cell(one: Difference | None, metric: str, scale: Scale, name: str, below: Markup) -> Markup:
     """A difference as a picture and in numbers, with what it says below."""
-    shown = join(forest(one, scale), tag("span", formatting.difference(one, metric), class_="numbers")) if one else None
+    said = formatting.difference(one, metric).replace(", ", ",\u00a0")  # an interval is not broken
+    shown = join(forest(one, scale), tag("span", said, class_="numbers")) if one else None
     value = one.mean.value if one else ""
     return tag("td", shown, below, class_="number difference", data_value=value, data_name=name)
 
