@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,9 +35,12 @@ def sharded_by_fsdp1(model: nn.Module) -> bool:
 
 
 def in_a_pipeline(params: Sequence[Tensor]) -> bool:
-    """Whether a stage of a pipeline of several ranks holds one of these parameters. A module does not say so itself."""
+    """Whether a stage of a pipeline of several ranks holds one of these parameters.
+
+    A module does not say so itself, so all objects are asked: only where there are several ranks.
+    """
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")
-    if pipelining is None:
+    if pipelining is None or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return False
     stages: list[Any] = [one for one in gc.get_objects() if issubclass(type(one), pipelining._PipelineStageBase)]
     ours = {id(p) for p in params}
