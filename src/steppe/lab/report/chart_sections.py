@@ -23,6 +23,8 @@ def cost_chart(index: int, rows: Sequence[Row], metric: str) -> Markup | None:
     note = f"{capitalised(name)} against cost. Thick bars: one standard error. Thin bars: 95 % intervals."
     if longer:
         note += f" The dashed line is the base trained longer: a method {side} it gains more than longer training."
+    if _seeds(rows):
+        note += " Small dots beside a mean are its seeds."
     if outliers([row.mean.value for row in rows if row.mean]):
         note += " Arrows at the edge mark results outside the chart."
     axes = _choice("cost", {"gradients": "gradients", "seconds": "seconds"}, "Cost in")
@@ -35,6 +37,7 @@ def curves(index: int, rows: Sequence[Row]) -> Markup | None:
         return None
     axes = {"epoch": "epochs", "gradients": "gradients", "seconds": "seconds"}
     note = "Mean over finished runs; bands are 95 % intervals. With many curves, point at one to see its band."
+    note += " Thin lines in place of bands are single seeds."
     most = max((row.n for row in rows), default=0)
     if most < 2:
         note = "One run each, so there are no bands." if most else "No run finished."
