@@ -11,15 +11,28 @@ from helpers.report_records import SCENES
 
 
 @pytest.fixture(scope="package")
-def browser():
+def browsers():
+    """Starts Chromium, and again if it was ended from outside: that costs one test and not all that follow."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
     if CHROMIUM is None:
         pytest.skip("needs Chromium")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-extensions", "--disable-background-networking"]
+    started: list[Any] = []
     with sync_api.sync_playwright() as driver:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-extensions", "--disable-background-networking"]
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=flags, timeout=1000 * PATIENCE)
-        yield found
-        found.close()
+
+        def alive() -> Any:
+            if not (started and started[-1].is_connected()):
+                started.append(driver.chromium.launch(executable_path=CHROMIUM, args=flags, timeout=1000 * PATIENCE))
+            return started[-1]
+
+        yield alive
+        if started:
+            started[-1].close()
+
+
+@pytest.fixture
+def browser(browsers):
+    return browsers()
 
 
 @pytest.fixture(scope="package")
