@@ -39,12 +39,28 @@ def test_a_model_with_an_optimizer_is_pickled_and_copied():
         assert same(everything(twin), everything(model))
         assert len(twin._state_dict_pre_hooks) == len(model._state_dict_pre_hooks) == 1
     by_closure(steppe.SharpnessAware(sgd(model), steppe.SAM(), model), model, x)
-    assert len(model._state_dict_pre_hooks) == 1  # the newer optimizer's
+    assert len(model._state_dict_pre_hooks) == len(model._load_state_dict_pre_hooks) == 1  # the newer optimizer's
 
 
 @pytest.mark.parametrize(("method", "back"), [(steppe.SAM(rho=0.5), False), (steppe.WSAM(), True)], ids=["SAM", "WSAM"])
 def test_an_interrupt_at_the_end_of_the_base_s_step(method, back):
     """The gradient mode is what it was; a step that has a second half, WSAM's, is undone."""
+    model, opt, before = interrupted(method)
+    opt.state_dict()
+    assert torch.is_grad_enabled()
+    assert torch.equal(weights(model), before) is back
+
+
+def test_weights_that_are_loaded_after_an_interrupt_stay():
+    model, opt, _ = interrupted(steppe.WSAM())
+    loaded = {name: torch.full_like(value, 0.5) for name, value in net().state_dict().items()}
+    model.load_state_dict(loaded)
+    opt.zero_grad()
+    assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())
+
+
+def interrupted(method):
+    """A model, its optimizer, and its weights before a step whose base was interrupted when it had stepped."""
 
     class Interrupted(torch.optim.SGD):
         now = False
@@ -62,9 +78,7 @@ def test_an_interrupt_at_the_end_of_the_base_s_step(method, back):
     before, base.now = weights(model), True
     with pytest.raises(KeyboardInterrupt):
         by_closure(opt, model, x)
-    opt.state_dict()
-    assert torch.is_grad_enabled()
-    assert torch.equal(weights(model), before) is back
+    return model, opt, before
 
 
 def test_an_interrupt_while_the_method_s_memory_is_made():

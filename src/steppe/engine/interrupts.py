@@ -1,4 +1,4 @@
-"""A model that is saved after an interrupt (Ctrl-C) must not be saved with perturbed weights."""
+"""After an interrupt (Ctrl-C) a model is not saved with perturbed weights, and what is loaded then stays."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
@@ -23,7 +23,7 @@ class Recovers(Protocol):
 
 
 class _RecoverFirst:
-    """A hook on a model's `state_dict`. In a pickle or a copy of the model it does nothing."""
+    """A hook on a model's `state_dict` or `load_state_dict`. In a pickle or a copy of the model it does nothing."""
 
     def __init__(self, step: Recovers):
         self._step = weakref.ref(step)
@@ -47,11 +47,16 @@ def _nothing() -> _Nothing:
 
 
 def recover_before_saving(step: Recovers, model: nn.Module | None) -> None:
-    """Let a model's `state_dict`, with and without its wrappers, wait for a step to finish restoring the weights."""
+    """Let a model's `state_dict` and `load_state_dict` wait for a step to finish restoring the weights.
+
+    With and without the model's wrappers. Weights that are loaded after an interrupt must not be overwritten later.
+    """
     inner = uncompiled(model)
     within = inner.module if isinstance(inner, DistributedDataParallel) else None
     for module in {id(m): m for m in (model, inner, within) if isinstance(m, nn.Module)}.values():
-        for key, hook in list(module._state_dict_pre_hooks.items()):  # pyright: ignore[reportPrivateUsage]
-            if isinstance(hook, (_RecoverFirst, _Nothing)):
-                del module._state_dict_pre_hooks[key]  # pyright: ignore[reportPrivateUsage]
+        for hooks in (module._state_dict_pre_hooks, module._load_state_dict_pre_hooks):  # pyright: ignore[reportPrivateUsage]
+            for key, hook in list(hooks.items()):
+                if isinstance(getattr(hook, "hook", hook), (_RecoverFirst, _Nothing)):
+                    del hooks[key]
         module.register_state_dict_pre_hook(_RecoverFirst(step))
+        module.register_load_state_dict_pre_hook(_RecoverFirst(step))
