@@ -74,9 +74,17 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
     """Take a script of ours in place of one that would come from the network; it makes search work from a folder."""
-    up = "../" * page.url.count("/")
+    return _with_our_search(output, "../" * page.url.count("/"))
+
+
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
+    """Likewise on the page for addresses that do not exist."""
+    return _with_our_search(output_content, "/") if template_name == "404.html" else output_content
+
+
+def _with_our_search(html: str, up: str) -> str:
     ours = f'<script src="{up}assets/offline-search.js"></script>'
-    return re.sub(r'<script src="https://[^"]*iframe-worker[^"]*"></script>', ours, output)
+    return re.sub(r'<script src="https://[^"]*iframe-worker[^"]*"></script>', ours, html)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -21,7 +21,7 @@ from .bookkeeping import Bookkeeping
 from .micro_batches import Auxiliary, Replay, attach, unsynchronised
 
 
-class MicroBatch:
+class _MicroBatch:
     """One micro-batch of a Trainer, with what the Trainer had counted before its first pass, and the prepared inputs.
 
     In `_prepare_inputs` a Trainer moves inputs to the device, and some (GRPO, RLOO) generate completions there. Every
@@ -30,7 +30,7 @@ class MicroBatch:
 
     def __init__(self, trainer: Any, model: nn.Module, inputs: Any, count: Tensor | int | None):
         self.trainer, self.model, self.inputs, self.count = trainer, model, inputs, count
-        self.before = books_of(trainer)
+        self.before = _books_of(trainer)
         self.prepared: list[tuple[Any, Snapshot | None]] = []
         self.position = 0  # of the next call of `_prepare_inputs` in a pass
 
@@ -51,7 +51,7 @@ class MicroBatch:
         return made
 
 
-def books_of(trainer: Any) -> Bookkeeping:
+def _books_of(trainer: Any) -> Bookkeeping:
     """What a Trainer has counted so far, in its own attributes and in its state."""
     return Bookkeeping(trainer, trainer.state, leave_out=("train_dataset", "eval_dataset"))
 
@@ -83,7 +83,7 @@ class SharpnessAwareMixin:
         self.method, self.local = method, local
         self._replay = Replay(auxiliary)
         self._made: SharpnessAware | None = None
-        self._running: MicroBatch | None = None  # the micro-batch whose pass is under way
+        self._running: _MicroBatch | None = None  # the micro-batch whose pass is under way
         super().__init__(*args, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,10 +108,10 @@ class SharpnessAwareMixin:
         if not self._replay.open:
             require_possible(accelerator)
             attach(optimizer, model, self.local)
-        batch = MicroBatch(trainer, model, inputs, num_items_in_batch)
+        batch = _MicroBatch(trainer, model, inputs, num_items_in_batch)
 
         def on(held_out: Any) -> Any:
-            return partial(self._again, MicroBatch(trainer, model, held_out, None))
+            return partial(self._again, _MicroBatch(trainer, model, held_out, None))
 
         self._replay.begin(optimizer, partial(self._again, batch), accelerator.scaler, on)
         if self._replay.away and _trl_defines(trainer, "_prepare_inputs"):
@@ -143,17 +143,17 @@ class SharpnessAwareMixin:
         finally:
             self._running = batch
 
-    def _once(self, batch: MicroBatch) -> Tensor:
+    def _once(self, batch: _MicroBatch) -> Tensor:
         self._running, batch.position = batch, 0
         try:
             return super().training_step(batch.model, batch.inputs, batch.count)  # pyright: ignore[reportAttributeAccessIssue]
         finally:
             self._running = None
 
-    def _again(self, batch: MicroBatch, last: bool) -> Tensor:
+    def _again(self, batch: _MicroBatch, last: bool) -> Tensor:
         """Repeat a pass. What it counts and logs is undone."""
         trainer: Any = self
-        now = books_of(trainer)
+        now = _books_of(trainer)
         batch.before.restore()
         try:
             with contextlib.nullcontext() if last else trainer.accelerator.no_sync(batch.model):

@@ -3,8 +3,7 @@
 A function is hashed by its code, its defaults, the variables that it closes over, and the functions and constants of
 its own module that it uses: editing a helper in a notebook counts as a change.
 
->>> size = 3
->>> fingerprint(lambda: size) == fingerprint(lambda: size), fingerprint(lambda: 3) == fingerprint(lambda: 4)
+>>> fingerprint({"lr": 0.1}) == fingerprint({"lr": 0.1}), fingerprint([3]) == fingerprint([4])
 (True, False)
 """
 
