@@ -34,6 +34,7 @@ class Cell:
     label: str
     role: str = "method"
     stands_for: str = ""  # the paper's cell that it is run in place of, if it is not the paper's
+    seeds: int = 0  # how many, if not as many as the experiment's
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Experiment:
     share: float = 1.0  # of the training data at small scale
     stands_in: bool = False  # smaller than the paper's even at full scale
     needs: str = ""  # data and packages that it needs beyond the lab's
+    stops: int = 0  # keep the numbers of so many epochs of a run, evenly spread; 0: of all
 
     @property
     def paper(self) -> str:

@@ -25,13 +25,18 @@ class Planned:
     scale: str
     seeds: Sequence[int]
     cells: tuple[Cell, ...]
+    own: bool = False  # a cell that says how many seeds it has is run with so many of them
+
+    def of_seed(self, seed: int) -> list[Cell]:
+        """The cells that are run with a seed."""
+        return [cell for cell in self.cells if not self.own or not cell.seeds or seed < cell.seeds]
 
     @property
     def jobs(self) -> list[Job]:
         """The training runs; cells with the same recipe share one."""
         found: dict[str, Job] = {}
         for seed in self.seeds:
-            for cell in self.cells:
+            for cell in self.of_seed(seed):
                 if cell.recipe is not None:
                     job = Job(self.experiment.recipe(cell, self.scale, seed), cell.role, cell.name)
                     found.setdefault(job.recipe.key, job)
@@ -40,14 +45,16 @@ class Planned:
     @property
     def computed(self) -> list[tuple[Cell, int]]:
         """The results that the experiment computes itself, without training."""
-        return [(cell, seed) for seed in self.seeds for cell in self.cells if cell.recipe is None]
+        return [(cell, seed) for seed in self.seeds for cell in self.of_seed(seed) if cell.recipe is None]
 
 
 def plan(experiment: Experiment, scale: str, seeds: int | None = None, cells: Iterable[str] = ()) -> Planned:
     """The runs of an experiment, or of some of its cells."""
     if seeds is not None and seeds < 1:
         raise UserError(f"--seeds must be at least 1, not {seeds}")
-    return Planned(experiment, scale, range(seeds or experiment.seeds), select(experiment, cells))
+    chosen = select(experiment, cells)
+    most = max((cell.seeds or experiment.seeds for cell in chosen), default=1)
+    return Planned(experiment, scale, range(seeds or most), chosen, own=seeds is None)
 
 
 def run(planned: Planned, place: Place, workers: int = 1, tell: Tell = lambda news: None, train: Any = perform) -> None:

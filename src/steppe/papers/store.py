@@ -126,10 +126,17 @@ def _by_run(lines: Iterable[Line]) -> dict[str, dict[int, Line]]:
     return runs
 
 
-def _lines(path: Path) -> Iterator[Line]:
+def kept_lines(slug: str, containing: str = "") -> Iterator[Line]:
+    """The kept runs of an experiment whose text contains this. The others are not parsed, which is fast."""
+    return _lines(results_folder() / f"{slug}.jsonl", containing)
+
+
+def _lines(path: Path, containing: str = "") -> Iterator[Line]:
     if not path.exists():
         return
     for number, text in enumerate(path.read_text("utf-8").splitlines(), 1):
+        if containing not in text:
+            continue
         try:
             line = json.loads(text)
         except ValueError:
@@ -197,7 +204,7 @@ def _finished(folder: Path, experiment: Experiment, scale: str, apart_from: set[
         for record in ended:
             if without_seed(record["recipe"]) == wanted and record["key"] not in taken:
                 taken.add(record["key"])
-                yield compact(record, cell.name, scale)
+                yield compact(record, cell.name, scale, experiment.stops)
 
 
 def _measured(line: Line | None) -> set[str]:
@@ -208,10 +215,21 @@ def _measured(line: Line | None) -> set[str]:
 _COLUMNS = ("test_accuracy", "test_loss", "train_loss", "train_accuracy", "seconds", "gradients")
 
 
-def compact(record: Mapping[str, Any], cell: str, scale: str) -> Line:
-    """The part of a lab record that is kept: numbers by epoch in columns, to five digits."""
+def compact(record: Mapping[str, Any], cell: str, scale: str, stops: int = 0) -> Line:
+    """The part of a lab record that is kept: numbers by epoch in columns, to five digits.
+
+    With `stops`, of all epochs only those that end so many equal parts of training, with their numbers.
+    """
     epochs = record["epochs"]
-    columns = {name: [_short(entry.get(name)) for entry in epochs] for name in _COLUMNS}
+    if stops:
+        ends = sorted({round(k * len(epochs) / stops) for k in range(1, stops + 1)} - {0})
+        epochs = [epochs[place - 1] for place in ends]
+    names = dict.fromkeys([*_COLUMNS, record.get("metric") or "test_accuracy"])
+    columns = {name: [_short(entry.get(name)) for entry in epochs] for name in names if name in epochs[-1]}
+    if stops:
+        columns["epoch"] = [entry["epoch"] for entry in epochs]
+    if "averaged" in epochs[-1]:
+        columns["averaged"] = [_short(entry.get("averaged")) for entry in epochs]
     metrics = {
         name: [_short(e["metrics"].get(name)) for e in epochs]
         for name in epochs[-1].get("metrics", {})
@@ -229,6 +247,7 @@ def compact(record: Mapping[str, Any], cell: str, scale: str) -> Line:
         "epochs": columns, "metrics": metrics, "curvature": _short(curvature),
         "verdict": record["verdict"], "started": record["started"], "finished": record["finished"],
     }  # fmt: skip
+    line |= {name: _short(record[name], 7) for name in ("averaged", "metric") if record.get(name)}
     return finite(line)
 
 
@@ -236,7 +255,7 @@ def _final(record: Mapping[str, Any]) -> dict[str, Any]:
     """The final numbers to seven digits, with the best epoch's accuracy and the speed."""
     epochs, recipe = record["epochs"], record["recipe"]
     final = {name: _short(value, 7) for name, value in record["final"].items()}
-    best = [e["test_accuracy"] for e in epochs if isinstance(e["test_accuracy"], float)]
+    best = [e["test_accuracy"] for e in epochs if isinstance(e.get("test_accuracy"), float)]
     final["best_test_accuracy"] = _short(max(best), 7) if best else None
     seconds, images = final.get("seconds"), record["train_examples"] // recipe["batch"] * recipe["batch"]
     final["images_per_second"] = _short(images * len(epochs) / seconds) if seconds else None

@@ -7,6 +7,7 @@ from ...lab.recipe.recipe import Recipe
 from ...lab.runner.comparison import plan
 from ...lab.training.final_curvature import Measuring
 from ..experiment import SETS, Cell, Experiment
+from .frontier import FRONTIER
 
 TITLE = "Extra · all methods at equal cost"
 _RECIPE = Recipe(
@@ -37,6 +38,7 @@ EXPERIMENTS = (
         choices=("Adam 1e-3, batch 100, 20 epochs; and Adam trained as long as each method costs. "
                  "Settings are each paper's or the library's defaults; none was tuned.",),
     ),
+    FRONTIER,
 )  # fmt: skip
 CLAIMS: list = []
 TRENDS: tuple = ()

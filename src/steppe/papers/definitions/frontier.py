@@ -1,0 +1,206 @@
+"""The map: where do methods gain over the best that their base does at the same cost, regime by regime?
+
+A regime is a data set, a net and a base. The base is trained 1, 2, 4 and 8 times as long; an average of its weights is
+evaluated from the same trainings. SAM's radius is chosen on held-out training data: the cells `REGIME/choose/…` train on
+the rest, and once their results are kept, the cells at that radius are part of the definition. So a regime takes three
+commands:
+
+    steppe paper run extra/frontier --cells digits-clean
+    steppe paper collect runs/extra-frontier extra/frontier
+    steppe paper run extra/frontier --cells digits-clean        # now with the chosen radius
+
+Nothing here looks at the test data to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from ...lab.recipe.base_names import base_label
+from ...lab.recipe.method_text import canonical
+from ...lab.recipe.recipe import Recipe
+from ..experiment import Cell, Experiment
+from ..robustness import Robustness
+from ..store import kept_lines
+
+NAME = "extra/frontier"
+LENGTHS = (1, 2, 4, 8)
+RADII = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+CHOOSING = "choosing"  # the role of runs on held-out data
+_SEEDS = 3  # for each radius
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A problem and its base; `recipe` is the base at length 1."""
+
+    name: str
+    title: str
+    recipe: Recipe
+    seeds: int
+    hold_out: float = 0.1  # of the training data, to choose the radius
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the recipe, for methods that hold out a batch
+
+    @property
+    def base(self) -> str:
+        """The base's name in tables."""
+        return base_label(self.recipe.base)
+
+    @property
+    def metric(self) -> str:
+        """What the nets are compared by."""
+        return "test_perplexity" if self.recipe.task == "language" else "test_accuracy"
+
+
+def _digits(noise: float) -> Regime:
+    recipe = Recipe(
+        data="digits", model="digits-mlp", base="sgd", lr=0.1, momentum=0.9, batch=64, epochs=40, schedule="cosine",
+        label_noise=noise, average="ema:0.99",
+    )  # fmt: skip
+    labels = f"{100 * noise:g} % wrong labels" if noise else "clean labels"
+    name = f"digits-{100 * noise:g}" if noise else "digits-clean"
+    return Regime(name, f"digits, {labels}, small net, SGD, 40 epochs", recipe, 10, hold_out=0.2)
+
+
+def _cnn(name: str, said: str, **fields: Any) -> Regime:
+    recipe = Recipe.of({
+        "data": "cifar-10", "model": "cnn-5", "base": "adam", "lr": 1e-3, "batch": 100, "epochs": 20,
+        "average": "ema:0.999", **fields,
+    })  # fmt: skip
+    return Regime(name, f"CIFAR-10, {said}, CNN-5, Adam, {recipe.epochs} epochs", recipe, 10)
+
+
+def _resnet(name: str, said: str, augmentation: str) -> Regime:
+    recipe = Recipe(
+        data="cifar-10", model="resnet-18", base="sgd", lr=0.1, momentum=0.9, weight_decay=5e-4, batch=128, epochs=30,
+        schedule="cosine", augmentation=augmentation, precision="bf16", average="ema:0.999",
+    )  # fmt: skip
+    return Regime(name, f"CIFAR-10, {said}, ResNet-18, SGD, 30 epochs", recipe, 3)
+
+
+_VIT = Recipe(
+    data="cifar-10", model="vit-tiny", base="adamw", lr=5e-4, weight_decay=0.05, batch=128, epochs=30,
+    schedule="cosine", warmup=1000, augmentation="basic", precision="bf16", average="ema:0.999",
+)  # fmt: skip
+_GPT = Recipe(
+    data="text", task="language", model="gpt-tiny", base="adamw", lr=1e-3, weight_decay=0.1, batch=64, epochs=2,
+    schedule="cosine", warmup=200, clip=1.0, precision="bf16", average="ema:0.999",
+)  # fmt: skip
+REGIMES = (
+    *(_digits(noise) for noise in (0.0, 0.2, 0.4, 0.6)),
+    _cnn("cifar-clean", "clean labels"),
+    _cnn("cifar-40", "40 % wrong labels", label_noise=0.4),
+    _cnn("cifar-tenth", "a tenth of the data", share=0.1, epochs=60, average="ema:0.99"),
+    _resnet("resnet-augmented", "crops and flips", "basic"),
+    _resnet("resnet-plain", "no augmentation", "none"),
+    Regime("vit", "CIFAR-10, crops and flips, ViT-tiny, AdamW, 30 epochs", _VIT, 3),
+    Regime("language", "text, a small GPT, AdamW, 2 epochs", _GPT, 3),
+)  # a net that trains in seconds, with many seeds, is to follow here
+
+
+def fixed_cells(regime: Regime) -> Iterator[Cell]:
+    """The cells that need no choice: the base in all lengths, its rivals, methods as they come, and the choosing."""
+    own, base = regime.recipe, regime.base
+    for length in LENGTHS:
+        said, role = (base, "base") if length == 1 else (f"{base}, {length}x longer", "equal-cost")
+        yield _cell(regime, f"base-{length}", said, role, longer(own, length))
+    for length in LENGTHS[:2] if own.base == "sgd" else ():
+        said = f"{base}, Nesterov" + ("" if length == 1 else f", {length}x longer")
+        yield _cell(
+            regime, f"nesterov-{length}", said, "rival", replace(longer(own, length), nesterov=True, average="")
+        )
+    for name, said, method, settings in (
+        ("sam-default", "SAM, default ρ", "sam", {}),
+        ("msam", "MSAM", "msam", {}),
+        ("gam", "GAM, as printed", "gam", {"auxiliary": "previous"}),
+        (
+            "gam-theorem", "GAM, as its theorem says",
+            "gam:T=1,reference=weights,discrepancy=cosine,directions=unit,period=10", {"auxiliary": "held-out"},
+        ),
+        ("gapsam", "GapSAM", "gapsam", {"auxiliary": "held-out"}),
+    ):  # fmt: skip
+        yield _cell(regime, name, said, "method", _with(own, method, **settings))
+    for rho in RADII:
+        recipe = _with(own, f"sam:rho={rho}", hold_out=regime.hold_out)
+        yield _cell(regime, f"choose/{rho}", f"SAM, ρ = {rho}, on held-out data", CHOOSING, recipe, _SEEDS)
+
+
+def chosen_cells(regime: Regime, rho: float) -> Iterator[Cell]:
+    """The cells at the radius that held-out data chose for SAM; ASAM's is ten times that, as is usual."""
+    own = regime.recipe
+    for length in LENGTHS[:-1]:  # at most as long as the base
+        name, more = ("sam", "") if length == 1 else (f"sam-{length}", f", {length}x longer")
+        recipe = _with(longer(own, length), f"sam:rho={rho}")
+        yield _cell(regime, name, f"SAM, ρ = {rho}{more}", "method", recipe)
+    for name, said, method in (
+        ("asam", f"ASAM, ρ = {10 * rho:g}", f"asam:rho={10 * rho:g}"),
+        ("gsam", f"GSAM, ρ = {rho}", f"gsam:rho={rho}"),
+        ("late-sam", f"SAM in the last eighth, ρ = {rho}", f"late:start=0.875,method=(sam:rho={rho})"),
+        ("fsam", f"F-SAM, ρ = {rho}", f"fsam:rho={rho}"),
+        ("crsam", f"CR-SAM, ρ = {rho}", f"crsam:rho={rho}"),
+        ("looksam", f"LookSAM, ρ = {rho}", f"looksam:rho={rho}"),
+    ):
+        yield _cell(regime, name, said, "method", _with(own, method))
+
+
+def longer(recipe: Recipe, factor: int) -> Recipe:
+    """The recipe with so many times as many epochs. Warm-up stays: its length in steps is part of the base."""
+    return replace(recipe, epochs=recipe.epochs * factor)
+
+
+def _with(recipe: Recipe, method: str, **fields: Any) -> Recipe:
+    """The recipe with a method. Averages are kept for the base alone."""
+    return replace(recipe, method=canonical(method), average="", **fields)
+
+
+def _cell(regime: Regime, name: str, label: str, role: str, recipe: Recipe, seeds: int = 0) -> Cell:
+    return Cell(f"{regime.name}/{name}", recipe, label, role, seeds=seeds or regime.seeds)
+
+
+# The choice
+
+
+def chosen_radii(lines: Any) -> dict[str, float]:
+    """By regime, the radius with the best mean on held-out data: once each radius has its seeds, at full scale.
+
+    A training that was lost counts as the worst. Of radii that are equal the smaller one is taken.
+    """
+    found: dict[str, dict[float, list[float]]] = {}
+    for line in lines:
+        if line["role"] == CHOOSING and line["scale"] == "full" and line["seed"] < _SEEDS:
+            regime, _, rho = line["cell"].split("/")
+            found.setdefault(regime, {}).setdefault(float(rho), []).append(_score(line))
+    whole = {
+        regime: scores for regime, scores in found.items() if all(len(scores.get(rho, ())) == _SEEDS for rho in RADII)
+    }
+    return {regime: max(RADII, key=lambda rho: (fmean(scores[rho]), -rho)) for regime, scores in whole.items()}
+
+
+def _score(line: Mapping[str, Any]) -> float:
+    """The held-out accuracy, or less the held-out loss of a language model; minus infinity if the run was lost."""
+    final = line["final"]
+    value = final.get("test_accuracy", -final["test_loss"] if isinstance(final["test_loss"], float) else None)
+    return float(value) if line["status"] == "done" and isinstance(value, float) else float("-inf")
+
+
+def frontier(chosen: Mapping[str, float]) -> Experiment:
+    """The experiment, with the cells at the chosen radius of regimes whose radius is chosen."""
+    cells: list[Cell] = []
+    for regime in REGIMES:
+        cells += fixed_cells(regime)
+        if regime.name in chosen:
+            cells += chosen_cells(regime, chosen[regime.name])
+    return Experiment(
+        NAME, "Methods and bases at 1, 2, 4 and 8 times the cost, regime by regime",
+        "Where a method gains over the best that its base does at the same cost.", tuple(cells), seeds=10,
+        measuring=Robustness(), shorter=10, needs="CIFAR-10, and text for the language model", stops=10,
+        choices=("SAM's radius is chosen on held-out training data; its cells appear when these runs are collected. "
+                 "ASAM takes ten times that radius, the others the same; MSAM, GAM and GapSAM run as they come.",),
+    )  # fmt: skip
+
+
+CHOSEN = chosen_radii(kept_lines(NAME.replace("/", "-"), containing=f'"role": "{CHOOSING}"'))
+FRONTIER = frontier(CHOSEN)
