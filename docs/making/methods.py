@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, replace
 from typing import Any
 
-from steppe.method import Method
-from steppe.methods.registry import HEADER, own_methods, table_rows, with_defaults
+from steppe.method import Method, number_fields
+from steppe.methods.registry import HEADER, own_methods, settings_of, table_rows, with_defaults
 
 from . import inline
 from .benchmarks import script
@@ -45,12 +45,11 @@ def navigation() -> list[dict[str, str]]:
 def page(cls: type[Method]) -> str:
     """One method's page."""
     method = with_defaults(cls)
-    title, _, rest = (inspect.getdoc(cls) or "").partition("\n")
+    text = (inspect.getdoc(cls) or "").partition("\nArgs:\n")[0]
+    title, _, rest = text.partition("\n")
     lines = [f"# {cls.__name__}", "", title, rest, ""]
     lines += ["## When to use it", "", cls.advice, ""] if cls.advice else []
-    lines += ["## Settings", "", "| setting | default |", "|---|---|"]
-    lines += [f"| `{f.name}` | {_default(f)} |" for f in fields(cls)]
-    lines += ["", f"In papers: {cls.ranges}"] if cls.ranges else []
+    lines += settings(cls)
     lines += [
         "",
         "## Cost",
@@ -65,6 +64,32 @@ def page(cls: type[Method]) -> str:
         lines += ["", "## What it reduces to", "", "Tests check that these are equal to the last bit:", ""]
         lines += [f"- `{_brief(special, cls)}` is `{_brief(general, type(general))}`" for special, general in pairs]
     return "\n".join(lines) + "\n"
+
+
+def settings(cls: type[Method]) -> list[str]:
+    """Every setting with its default, its meaning, its unit and its range."""
+    if not fields(cls):
+        return ["## Settings", "", "None."]
+    lines = ["## Settings", "", "| setting | default | meaning | unit, range |", "|---|---|---|---|"]
+    for field, said in zip(fields(cls), settings_of(cls), strict=True):
+        cells = (f"`{field.name}`", _default(field), said.meaning, said.unit)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    notes = ["A distance is the norm of the change of all weights."] if "| distance" in "\n".join(lines) else []
+    if changing := [f"`{f.name}`" for f in fields(cls) if takes_schedule(cls, f.name)]:
+        notes.append(f"A schedule, a function of step and learning rate, may be given for {', '.join(changing)}.")
+    notes += [f"In papers: {cls.ranges}"] if cls.ranges else []
+    return [*lines, *(line for note in notes for line in ("", note))]
+
+
+def takes_schedule(cls: type[Method], name: str) -> bool:
+    """Whether a setting may be a function of step and learning rate."""
+    if name not in number_fields(cls):
+        return False
+    try:
+        replace(with_defaults(cls), **{name: lambda step, lr: lr})
+    except ValueError:
+        return False
+    return True
 
 
 def _default(field: Field[Any]) -> str:

@@ -36,6 +36,11 @@ class ARWP(Method):
     Published code adds and subtracts n in the weights' own precision; here the weights are restored exactly. Its
     classes have η 1 and β 0.9, its scripts η 0.1 and β 0.99, the defaults here. A parameter that is split within its
     rows (tensor parallelism) is refused; rows that are spread over ranks, as in FSDP2, are not.
+
+    Args:
+        sigma (share of a filter's norm, ≥ 0): Standard deviation of the noise of each weight.
+        eta (number, ≥ 0): How much less the noise is where gradients were large; 0: no less.
+        beta (factor a step, ≥ 0): Decay of the sum of squared gradients.
     """
 
     sigma: Number = 0.01
@@ -87,6 +92,9 @@ class MARWP(ARWP):
 
     The auxiliary batch X̄ should be one that the step does not have yet: ``with_auxiliary(loader, "fresh")``. The two
     looks do not depend on each other: a captured step runs them side by side. Limits: λ = 0 gives the base optimizer.
+
+    Args:
+        lam (share, ≥ 0): Weight of the gradient at the perturbed point; the gradient at w has the rest.
     """
 
     sigma: Number = 0.015

@@ -23,6 +23,10 @@ class ASAM(Method):
 
     Published code takes T = |w| + η only for parameters named "weight" and T = 1 for the rest: put those into a
     parameter group with ``adaptive=False``.
+
+    Args:
+        rho (distance relative to the weights, ≥ 0): The radius, about ten times SAM's: weights move in proportion to T.
+        eta (number, ≥ 0): Added to |w| in T, so that weights near zero move too; in the unit of a weight.
     """
 
     rho: Number = 0.5

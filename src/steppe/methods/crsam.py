@@ -21,6 +21,11 @@ class CRSAM(Method):
 
     The paper regularises with logarithms of these differences; its code does not. Its code also lets the third
     look, at w − e, update BatchNorm's statistics; here only the first does.
+
+    Args:
+        rho (distance, ≥ 0): The radius: how far the second and third gradients are from the weights.
+        gamma (number): Weight of the second difference of the gradients, the curvature along the ascent.
+        beta (number): Weight of the first difference of the gradients.
     """
 
     rho: Number = 0.1

@@ -26,6 +26,13 @@ class EntropySGD(Method):
 
     Published code leaves the factor γ out of (3), which changes the meaning of the learning rate only, and walks
     with Nesterov momentum.
+
+    Args:
+        L (count, ≥ 0): Langevin steps after the first, each on a new batch; each costs a look.
+        eta (learning rate, ≥ 0): η', the step size of the walk.
+        gamma (number, ≥ 0): How strongly the walk is held to the weights.
+        eps (number, ≥ 0): Size of the walk's noise.
+        a (share, ≥ 0): How much of the mean so far each step of the walk keeps.
     """
 
     L: int = 5

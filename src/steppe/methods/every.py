@@ -20,6 +20,11 @@ class Every(_OnSomeSteps):
 
     k may be fractional: ``Every(1 / 0.3, method)`` runs on 30% of the steps, evenly spread. Each of the two methods
     counts only its own steps. Limits: k = 1 gives the method itself.
+
+    Args:
+        k (steps, ≥ 1): The method runs on every k-th step; may be fractional.
+        method (method): The method that runs on those steps.
+        between (method): The method of all other steps.
     """
 
     k: Number

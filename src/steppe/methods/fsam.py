@@ -19,6 +19,11 @@ class FSAM(Method):
         m_t = λ m_{t−1} + (1 − λ) g,   m_0 = g                              (2)
 
     Limits: σ = 0 gives SAM. The paper subtracts m_t in place of m_{t−1}; for σ = 1 the direction is the same.
+
+    Args:
+        rho (distance, ≥ 0): The radius: how far from the weights the second gradient is taken.
+        sigma (number): How much of the running mean is taken away from the gradient before the ascent.
+        lam (share): How much of the running mean of gradients each step keeps.
     """
 
     rho: Number = 0.05

@@ -73,6 +73,18 @@ class GAM(Method):
 
     Limits: T = 1 with γ₁ fixed is SAM without normalisation; with unit directions, SAM. No code by the authors is
     public.
+
+    Args:
+        T (count, ≥ 1): How many directions d¹ … dᵀ; each costs a look.
+        eps (number, > 0): ε, the step of the differences that make dᵗ, in multiples of the direction before.
+        discrepancy ("dot", "squared" or "cosine"): Δ, what γ makes small.
+        period (steps, ≥ 1): γ is updated on every `period`-th step.
+        gamma (T numbers, or None): Fixed coefficients; None: they are learned.
+        optimizer (function): Makes the γ-optimizer from a list of parameters.
+        lr_times_period (bool): Multiply the γ-optimizer's learning rate by `period`.
+        normalize (bool): The same as directions="sized".
+        reference ("perturbed" or "weights"): Where ḡ is taken: at ŵ, as printed, or at w, as in the theorem.
+        directions ("raw", "sized" or "unit"): Lengths of the dᵗ: as they are, that of d¹, or one.
     """
 
     T: int = 2

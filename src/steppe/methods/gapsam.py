@@ -48,6 +48,15 @@ class GapSAM(Method):
     it CNN-5 with wrong labels has 62.9 too.
 
     LE-SAM fixes the rise; LETS (arXiv 2408.08222) learns ρ by the gradient of ½(L_val − L_train)² after the step.
+
+    Args:
+        times (factor, ≥ 0): The rise of the loss that is aimed at, in multiples of the gap.
+        period (steps, ≥ 1): The radius is updated on every `period`-th step, with one look at the held-out batch.
+        rate (number, ≥ 0): The largest change of log ρ in one update.
+        decay (share, 0 to 1): How much of the running means each update keeps.
+        least (distance, ≥ 0): The smallest radius, and the first one.
+        most (distance, ≥ 0): The largest radius.
+        ceiling (share, ≥ 0): How far the perturbed loss may rise towards the loss before training.
     """
 
     times: Number = 2.0

@@ -28,6 +28,11 @@ class GNAM(Method):
     Limits: α = 0 gives the oracle.
 
     The published code has only Algorithm 2, which is `GNAMFast`.
+
+    Args:
+        rho (distance, ≥ 0): The radius of the ball in which the gradient norm is to be small.
+        alpha (number): Weight of the gradient norm's gradient.
+        oracle (method or None): The method whose direction is h_loss; None: the plain gradient.
     """
 
     rho: Number = 0.1
@@ -99,6 +104,14 @@ class GNAMFast(Method):
     CIFAR-10 ResNet (.2, .03, .1, .1, .05), the defaults here; CIFAR-100 ResNet (.2, .02, .6, .5, .03).
 
     Limits: α = 1, γ = 0 gives SAM with radius ρ'.
+
+    Args:
+        rho (distance, ≥ 0): How far w₂ is, where the gradient norm is larger.
+        rho_prime (distance, ≥ 0): The radius of SAM's ascent, at w and at w₂.
+        alpha (share): Weight of g₁ in h₊; g₃ has the rest.
+        beta (share): Weight of g₀ in h₋; g₂ has the rest.
+        gamma (number): Weight of the part of h₋ that is taken away from h₊.
+        weighting ("paper" or "published"): How h₋ is made: as in equation (3), or as in published code.
     """
 
     rho: Number = 0.2

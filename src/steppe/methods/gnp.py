@@ -21,6 +21,11 @@ class GNP(Method):
     Limits: α = 0 gives the base optimizer, α = 1 gives SAM.
 
     Published code normalises the first gradient unless told not to: ``normalize_first=True``.
+
+    Args:
+        r (distance, ≥ 0): The radius: how far from the weights the second gradient is taken.
+        alpha (share, ≥ 0): Weight of the second gradient, λ/r; the first has the rest.
+        normalize_first (bool): Scale the first gradient to length one, as published code does.
     """
 
     r: Number = 0.1

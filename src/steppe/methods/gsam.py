@@ -33,6 +33,13 @@ class GSAM(Method):
     Published code does not clamp ρ_t, so that it leaves [ρ_min, ρ_max] during warm-up; `linear_in_lr` clamps.
     It computes e and d per device and averages d: ``SharpnessAware(local=True)``. The adaptive e of its JAX form has
     one power of |w| and the plain norm of g; that of its PyTorch form is ASAM's with η = 0.
+
+    Args:
+        rho (distance, ≥ 0): The radius: how far from the weights the second gradient is taken.
+        alpha (number, ≥ 0): How strongly the surrogate gap is reduced; 0: SAM.
+        objective ("fp-h", "weighted" or "f-h"): What is minimised: GSAM's objective, or one of its rivals.
+        ascent ("plain" or "adaptive"): SAM's perturbation, or ASAM's.
+        eta (number, ≥ 0): ASAM's η, for the adaptive ascent only.
     """
 
     rho: Number = 0.05

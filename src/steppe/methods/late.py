@@ -21,6 +21,10 @@ class Late(_OnSomeSteps):
     cost is that of the steps from `start` on, or, if `start` is a share, the mean over all steps.
 
     Limits: start = 0 gives the method itself.
+
+    Args:
+        method (method): The method that runs from `start` on.
+        start (steps, ≥ 0; or share, 0 to 1): When the method starts; a share of training in the lab only.
     """
 
     method: Method

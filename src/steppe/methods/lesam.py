@@ -29,6 +29,10 @@ class LESAM(Method):
     problems the limit is what counts. Digits, a small net, SGD with momentum, 20 epochs, 5 seeds, test accuracy in %
     with right labels and with 40 % wrong ones: no limit 66.9 and 10.0 (chance), ρ_max 0.5 94.9 and 80.2, 0.1 (the
     default) 96.4 and 91.4, plain SGD 96.5 and 92.3.
+
+    Args:
+        sigma (loss, ≥ 0): By how much the loss is expected to rise at the perturbed point.
+        rho_max (distance, ≥ 0): The largest radius.
     """
 
     sigma: Number = 0.35

@@ -40,6 +40,11 @@ class LookSAM(Method):
         α = 0.7          0.7 ± .2              1.4 ± .9
 
     So the default is 0.05: SAM's gain where SAM helps, at 1.1 looks, and next to no harm where it does not.
+
+    Args:
+        rho (distance, ≥ 0): The radius: how far from the weights the second gradient is taken.
+        alpha (share of ‖g‖, ≥ 0): Length of the stored part that is added on the steps between.
+        k (steps, ≥ 1): SAM's gradient is computed on every k-th step.
     """
 
     rho: Number = 0.05

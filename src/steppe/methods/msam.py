@@ -39,6 +39,13 @@ class MSAM(Method):
     The default ρ is that of its SGD class; its commands use 3 for WideResNet-16-4, ResNet-50 and ViT. Digits, a small
     net, SGD with momentum, 5 seeds, test accuracy in % with right labels, 40 % wrong and 60 % wrong (40 epochs): plain
     96.5, 92.3, 84.6; ρ 0.1 96.4, 92.4, 84.1; ρ 0.3 96.3, 92.4, 85.9; ρ 1 95.0, 91.1, 86.8; ρ 3 94.2, 75.1, not run.
+
+    Args:
+        rho (distance, ≥ 0): The radius: how far along −v the gradient is taken; with `adaptive` relative to the
+            weights.
+        beta (factor a step, ≥ 0): Decay of the sum v of directions; as the base's momentum.
+        adaptive (bool): Measure each weight in its own size, as ASAM does.
+        eta (number, ≥ 0): ASAM's η, for `adaptive` only.
     """
 
     rho: Number = 0.3

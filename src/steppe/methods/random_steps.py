@@ -27,6 +27,11 @@ class Random(_OnSomeSteps):
     Limits: p = 1 gives the method itself, p = 0 the base optimizer.
 
     Its paper also lets p change during training; here p is one number. `Every` spreads the same share evenly.
+
+    Args:
+        method (method): The method that runs on the chosen steps.
+        p (probability, 0 to 1): How probable it is that a step is chosen.
+        seed (whole number): Decides which steps are chosen.
     """
 
     method: Method

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import pkgutil
+import re
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..method import Method
 
@@ -76,6 +78,28 @@ def defaults_text(cls: type[Method]) -> str:
         return getattr(value, "__name__", None) or ("adam(1e-3)" if "Adam" in repr(value) else str(value))
 
     return ", ".join(f.name if f.default is MISSING else f"{f.name}={show(f.default)}" for f in fields(cls))
+
+
+class Setting(NamedTuple):
+    """One field of a method, as its docstring explains it."""
+
+    name: str
+    unit: str  # its unit and range
+    meaning: str
+
+
+def settings_of(cls: type[Method]) -> list[Setting]:
+    """What each field means: "name (unit, range): meaning" under "Args:", in the docstring of the class or a base's.
+
+    >>> settings_of(find("gnp"))[1]
+    Setting(name='alpha', unit='share, ≥ 0', meaning='Weight of the second gradient, λ/r; the first has the rest.')
+    """
+    found: dict[str, Setting] = {}
+    for base in reversed(cls.__mro__):
+        arguments = inspect.cleandoc(base.__doc__ or "").partition("\nArgs:\n")[2]
+        for name, unit, meaning in re.findall(r"^ {4}(\w+) \(([^)]*)\): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE):
+            found[name] = Setting(name, unit, " ".join(meaning.split()))
+    return [found.get(f.name, Setting(f.name, "", "")) for f in fields(cls)]
 
 
 def table_rows() -> list[tuple[str, ...]]:

@@ -24,6 +24,10 @@ class SAM(Method):
 
     Published code (JAX) adds the weight decay to the loss, so that it shapes e too; here weight decay belongs
     to the base optimizer. It also perturbs per device ("m-sharpness"): ``SharpnessAware(..., local=True)``.
+
+    Args:
+        rho (distance, ≥ 0): The radius: how far from the weights the second gradient is taken.
+        normalize (bool): Whether the ascent has length rho. Without, it is rho times the gradient.
     """
 
     rho: Number = 0.05

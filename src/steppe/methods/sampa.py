@@ -34,6 +34,10 @@ class SAMPa(Method):
 
     The first look is not at w: BatchNorm's statistics are those at w', and a trainer that runs the first pass itself
     cannot use the method.
+
+    Args:
+        rho (distance, ≥ 0): The radius: how far along the stored gradient the second one is taken.
+        lam (share, ≥ 0): Weight of the gradient at the guess w'; the gradient at w̃ has the rest.
     """
 
     rho: Number = 0.1

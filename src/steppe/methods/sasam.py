@@ -41,6 +41,10 @@ class SASAM(Method):
 
     Published code has no factor 2, lets the first η grow too (η_0 = √(1+δ) lr, θ_0 = √(1+δ)), adds 1e-8 to later
     ones, and takes ρ_t from η_{t−1}: ``published=True``.
+
+    Args:
+        delta (number, ≥ 0): How fast the learning rate may grow from step to step.
+        published (bool): Compute it as published code does, where that differs.
     """
 
     delta: Number = 0.02

@@ -35,6 +35,16 @@ class SSAM(Method):
     the others come one step later: ``published=True``. Its dynamic mask cannot regrow what it has just dropped, and
     rounds its counts otherwise. It sees single examples in training mode, which moves BatchNorm's statistics; here
     only the first look does.
+
+    Args:
+        rho (distance, ≥ 0): SAM's radius; after masking the perturbation is shorter.
+        sparsity (share, 0 to 1): Share of the weights that are not moved.
+        rule ("fisher" or "dynamic"): How the moved weights are chosen.
+        samples (count, ≥ 1): Single examples that Fisher's rule looks at; each costs a look.
+        every (steps, ≥ 1): The mask is made again on every `every`-th step.
+        drop (share, 0 to 1): Share of the kept weights that the dynamic rule replaces each time.
+        total (steps, ≥ 1; or None): Steps over which `drop` decays to zero; None: it does not decay.
+        published (bool): Compute it as published code does, where that differs.
     """
 
     rho: Number = 0.1

@@ -18,6 +18,9 @@ class StableSAM(Method):
     ‖g₁‖ grows with ρ, so that SAM diverges at learning rates at which the base does not; the length of d does not.
 
     Limits: ρ = 0 gives the base optimizer. Written from a description of the paper; no code by the authors was read.
+
+    Args:
+        rho (distance, ≥ 0): The radius: how far from the weights the second gradient is taken.
     """
 
     rho: Number = 0.05

@@ -120,6 +120,15 @@ class UniversalSAM(_Sampled):
     front: it is the gradient of L + λ ρ² φ.
 
     Limits: φ = ψ = identity and μ a point mass on g/‖g‖ (`steepest`) give SAM.
+
+    Args:
+        phi (function): φ, of m tensors, written with torch.
+        psi (function or sequence of them): The ψ_ℓ, each of one tensor.
+        mu (sampler or sequence of them): What the directions are drawn from: `sphere`, `normal`, `Cube`, `steepest`, or
+            your own.
+        rho (factor, > 0): Multiplies the drawn directions.
+        n (count, ≥ 1): Random directions a step; each costs a look.
+        lam (number): Weight of the sharpness.
     """
 
     phi: Callable[..., Tensor] = identity
@@ -162,6 +171,13 @@ class TraceSAM(_Sampled):
         d = (1 − λ) g + λ mean_i g(w + ρ v_i)
 
     Published code draws v from a normal distribution and never normalises it: ``gaussian=True``.
+
+    Args:
+        rho (distance, > 0): How far from the weights the gradients are taken; with `gaussian`, the standard deviation
+            of each weight's noise.
+        n (count, ≥ 1): Random directions a step; each costs a look.
+        lam (share): Weight of the gradients there; the gradient at w has the rest.
+        gaussian (bool): Draw from a normal distribution and do not normalise, as published code does.
     """
 
     rho: Number = 0.01
@@ -193,6 +209,12 @@ class FrobSAM(_Sampled):
 
     Away from a critical point the leading term is 4λHg, a penalty on the gradient norm; the Frobenius part is of
     order λρ². Published code leaves out the 4: ``published=True``.
+
+    Args:
+        rho (number, > 0): Standard deviation of the noise of each weight, in the unit of a weight.
+        n (count, ≥ 2): Random directions a step; each costs a look.
+        lam (number): Weight of the sharpness.
+        published (bool): Leave out the factor 4, as published code does.
     """
 
     rho: Number = 0.005
@@ -227,6 +249,12 @@ class ProductSAM(_Sampled):
 
     Computed in logarithms: the exponential of a loss difference over ρ² overflows easily. σ must stay below
     1/λ_max, or the mean it estimates does not exist; negative σ is always safe.
+
+    Args:
+        rho (number, > 0): Standard deviation of the noise of each weight, in the unit of a weight.
+        n (count, ≥ 1): Random directions a step; each costs a look.
+        lam (number): Weight of the sharpness.
+        sigma (number): σ in ψ = exp(σt); below 1/λ_max.
     """
 
     rho: Number = 0.01
@@ -260,6 +288,11 @@ class DetSAM(ProductSAM):
         d = g + λ 2 t⁻³ mean_i[ exp(−δ_i) (g(w + ρ v_i) − g) ],   t = mean_i exp(−δ_i)
 
     The document's (2π)^d is part of λ. Published code has ψ = exp(−t/2): ``sigma=-0.5``.
+
+    Args:
+        rho (factor, > 0): Multiplies the drawn directions.
+        sigma (number): σ in ψ = exp(σt); published code has -0.5.
+        half_width (number, ≥ 0): c: before rho, the noise of each weight is uniform from −c to c.
     """
 
     rho: Number = 1.0

@@ -21,6 +21,11 @@ class WSAM(Method):
     With ``decoupled=False`` both go through the base: d = (1 − a) g + a g(w + e), a = γ/(1−γ).
 
     Limits: γ = 0 gives the base optimizer; coupled with γ = 1/2, SAM.
+
+    Args:
+        rho (distance, ≥ 0): The radius: how far from the weights the second gradient is taken.
+        gamma (number, 0 to 1): Weight of sharpness: it counts γ/(1 − γ) times; below 1.
+        decoupled (bool): Apply the sharpness term beside the base's step, not through it.
     """
 
     rho: Number = 0.05

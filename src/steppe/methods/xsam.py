@@ -28,6 +28,12 @@ class XSAM(Method):
 
     (3) needs losses only. Here each trial is a whole look: with the defaults 21 gradients every 400 steps, 2.05 looks
     a step. Set `every` to the number of steps in an epoch. Published code searches in the second step of every epoch.
+
+    Args:
+        rho (distance, ≥ 0): The radius: how far from the weights the second gradient is taken.
+        rho_max (distance, ≥ 0): How far from the weights the losses of the trials are taken.
+        every (steps, ≥ 1): α is searched on every `every`-th step; best once an epoch.
+        trials (count, ≥ 2): How many values of α are tried; each costs a look.
     """
 
     rho: Number = 0.15
