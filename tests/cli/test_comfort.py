@@ -71,12 +71,32 @@ def test_an_estimate_is_of_what_is_left(tmp_path, monkeypatch):
 
 
 def test_lines_say_how_long_the_rest_takes(monkeypatch, capsys):
-    jobs = [Job(Recipe(seed=seed)) for seed in range(3)]
-    clock = iter([0.0, 10.0, 20.0])
-    monkeypatch.setattr("steppe.cli.progress.time.monotonic", lambda: next(clock))
+    jobs = [Job(Recipe(seed=seed, epochs=10)) for seed in range(4)]
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
     with Display(jobs) as show:
         show(News(jobs[0].recipe.key, 10, ended=True, said="97 %", before=True))
-        show(News(jobs[1].recipe.key, 10, ended=True, said="97 %"))
-        show(News(jobs[2].recipe.key, 10, ended=True, said="97 %"))
+        now = 40.0  # processes have started
+        show(News(jobs[1].recipe.key, 1))
+        for job, now in zip(jobs[1:], (49.0, 59.0, 69.0), strict=True):
+            show(News(job.recipe.key, 10, ended=True, said="97 %"))
     said = capsys.readouterr().err.splitlines()
-    assert said[0].endswith("97 %, about 10 s left") and said[1].endswith("seed 2: 97 %")
+    assert said[0].endswith("97 %, about 20 s left") and said[1].endswith("about 10 s left")
+    assert said[2].endswith("seed 3: 97 %") and said[3] == "1 of 4 runs were done before"
+
+
+def test_bars_say_how_long_what_is_left_takes(monkeypatch):
+    """Runs that were done before say nothing about how fast the others are."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    now = 0.0
+    jobs = [Job(Recipe(seed=seed, epochs=10)) for seed in range(4)]
+    with Display(jobs) as show:
+        monkeypatch.setattr("steppe.lab.runner.estimate.time.monotonic", lambda: now)
+        assert show._bars is not None
+        show(News(jobs[0].recipe.key, 10, ended=True, said="97 %", before=True))
+        assert show._bars.tasks[0].fields["note"] == "1 of 4 done"
+        show(News(jobs[1].recipe.key, 1))
+        now = 9.0
+        show(News(jobs[1].recipe.key, 10, ended=True, said="97 %"))
+        assert show._bars.tasks[0].fields["note"] == "2 of 4 done, about 20 s left"

@@ -171,12 +171,14 @@ def test_code_that_cannot_be_read_is_trained_every_time_and_this_is_said(tmp_pat
 def test_lines_tell_how_long_the_rest_will_take(monkeypatch):
     jobs = [Job(Recipe(seed=seed, epochs=10)) for seed in range(4)]
     said: list[str] = []
-    clock = iter([0.0, 30.0, 60.0, 90.0])
-    monkeypatch.setattr("steppe.lab.comparing.time.monotonic", lambda: next(clock))
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
     show = Lines(jobs, said.append)
     show(News(jobs[0].recipe.key, 10, ended=True, said="97 %", before=True))
-    for job in jobs[1:]:
+    for job in jobs[1:]:  # other processes need 15 seconds to start
+        now += 15
         show(News(job.recipe.key, 5))
+        now += 15
         show(News(job.recipe.key, 10, ended=True, said="97 %"))
     assert [line.partition("about ")[2] for line in said] == ["60 s left", "30 s left", ""]
     assert said[0] == "2/4  Adam, seed 1: 97 %, about 60 s left"

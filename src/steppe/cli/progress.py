@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..lab.runner.estimate import duration
+from ..lab.runner.estimate import Remaining
 from ..lab.runner.local import Job, News
 from ..lab.statistics import summarise
 
@@ -22,24 +22,22 @@ class Display:
         from rich.console import Console
 
         self._jobs = {job.recipe.key: job for job in jobs}
-        self._work = {key: job.work for key, job in self._jobs.items()}
-        self._done: dict[str, float] = {}
+        self._remaining = Remaining(jobs)
         self._ended: set[str] = set()
         self._console = Console(stderr=True)
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
-        self._worked = self._since = 0.0  # of the runs that this command has trained
         self._quiet, self._begun, self.before = quiet, time.monotonic(), 0  # runs done before
 
     def __enter__(self) -> Display:
         if self._console.is_terminal and not self._quiet:
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, Progress, TextColumn
 
             said = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}")
-            self._bars = Progress(*said, TimeRemainingColumn(), console=self._console, transient=True)
+            self._bars = Progress(*said, console=self._console, transient=True)
             self._bars.start()
-            total = sum(self._work.values())
-            self._whole = self._bars.add_task(f"{len(self._jobs)} runs", total=total, note="starting")
+            runs = f"{len(self._jobs)} runs"
+            self._whole = self._bars.add_task(runs, total=self._remaining.whole, note="starting")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -53,8 +51,7 @@ class Display:
         job = self._jobs[news.key]
         if news.key in self._ended:
             return
-        self._since = 0.0 if news.before else self._work[news.key]
-        self._done[news.key] = self._work[news.key] * (1.0 if news.ended else news.epoch / job.recipe.epochs)
+        self._remaining.hear(news)
         if news.ended:
             self._ended.add(news.key)
         self.before += news.before
@@ -63,13 +60,7 @@ class Display:
         elif news.ended and not news.before and not self._quiet:
             seconds = time.monotonic() - self._begun
             line = f"{len(self._ended)}/{len(self._jobs)}  {seconds:.0f} s  {job.name}, seed {job.recipe.seed}"
-            print(f"{line}: {news.said}{self._rest(seconds)}", file=sys.stderr, flush=True)
-
-    def _rest(self, seconds: float) -> str:
-        """About how long the other runs will take, from the work that this command has done."""
-        self._worked += self._since
-        left = sum(self._work.values()) - sum(self._done.values())
-        return f", about {duration(seconds * left / self._worked)} left" if left > 0 and self._worked > 0 else ""
+            print(f"{line}: {news.said}{self._remaining}", file=sys.stderr, flush=True)
 
     def _move(self, job: Job, news: News) -> None:
         if news.ended:
@@ -81,8 +72,8 @@ class Display:
                 self._tasks[news.key] = self._bars.add_task(name, total=job.recipe.epochs, note="")
             note = f"epoch {news.epoch} of {job.recipe.epochs}"
             self._bars.update(self._tasks[news.key], completed=news.epoch, note=note)
-        note = f"{len(self._ended)} of {len(self._jobs)} done"
-        self._bars.update(self._whole, completed=sum(self._done.values()), note=note)
+        note = f"{len(self._ended)} of {len(self._jobs)} done{self._remaining}"
+        self._bars.update(self._whole, completed=self._remaining.done, note=note)
 
 
 _OTHERS = {

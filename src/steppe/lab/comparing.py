@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from .recipe.own_code import unreadable
 from .recipe.recipe import Recipe, is_users
 from .records import Record, RecordWarning
 from .runner.comparison import DEFAULT_METHODS, FIRST_NOISE, FIRST_SEEDS, notes, plan, usual_rivals
-from .runner.estimate import announcement, duration
+from .runner.estimate import Remaining, announcement
 from .runner.local import Job, News, Place, perform
 from .runner.local import notes as notes_on_earlier_runs
 from .runner.ray import perform_on_ray
@@ -175,21 +174,18 @@ class Lines:
 
     def __init__(self, jobs: Sequence[Job], write: Callable[[str], Any] | None = None):
         self._jobs = {job.recipe.key: job for job in jobs}
-        self._left = {key: job.work for key, job in self._jobs.items()}
-        self._whole, self._done, self._ended, self._began = 0.0, 0.0, 0, time.monotonic()
+        self._remaining, self._ended = Remaining(jobs), set[str]()
         self._write = write or (lambda text: print(text, file=sys.stderr, flush=True))
 
     def __call__(self, news: News) -> None:
         """Say that a run has ended, and about how long the others will take."""
-        if not news.ended or news.key not in self._left:
+        if news.key not in self._jobs or news.key in self._ended:
             return
-        work = self._left.pop(news.key)
-        self._ended += 1
-        if news.before:
+        self._remaining.hear(news)
+        if not news.ended:
             return
-        self._done += work
-        took = time.monotonic() - self._began
-        left = sum(self._left.values()) * took / self._done if self._done else 0.0
-        job = self._jobs[news.key]
-        rest = f", about {duration(left)} left" if self._left else ""
-        self._write(f"{self._ended}/{len(self._jobs)}  {job.name}, seed {job.recipe.seed}: {news.said}{rest}")
+        self._ended.add(news.key)
+        if not news.before:
+            recipe, name = self._jobs[news.key].recipe, self._jobs[news.key].name
+            count = f"{len(self._ended)}/{len(self._jobs)}"
+            self._write(f"{count}  {name}, seed {recipe.seed}: {news.said}{self._remaining}")

@@ -12,7 +12,7 @@ from ..models import build
 from ..training.batches import Batches, data_for
 from ..training.tasks import task_of
 from .finished import finished_record
-from .local import Job, Place
+from .local import Job, News, Place
 
 _EXAMPLES = 64  # in a timed batch: the time of a larger one is in proportion
 
@@ -26,6 +26,45 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class Remaining:
+    """About how long the other runs will take, from the work since the first news: starting takes no part in it."""
+
+    def __init__(self, jobs: Sequence[Job]):
+        self._jobs = {job.recipe.key: job for job in jobs}
+        self._done: dict[str, float] = {}
+        self._before = 0.0  # work of runs that were done already
+        self._start = time.monotonic(), 0.0
+        self._first: tuple[float, float] | None = None  # when news first came, and the work until then
+
+    def hear(self, news: News) -> None:
+        """Count the work of a run."""
+        job = self._jobs[news.key]
+        self._done[news.key] = job.work * (1.0 if news.ended else news.epoch / job.recipe.epochs)
+        if news.before:
+            self._before += job.work
+        elif self._first is None:
+            self._first = time.monotonic(), self.done - self._before
+
+    @property
+    def done(self) -> float:
+        """The work of all runs so far."""
+        return sum(self._done.values())
+
+    @property
+    def whole(self) -> float:
+        """The work of all runs."""
+        return sum(job.work for job in self._jobs.values())
+
+    def __str__(self) -> str:
+        """Such as ", about 3 min left"; nothing if all is done, or nothing is known yet."""
+        left = self.whole - self.done
+        if self._first is None or left <= 0:
+            return ""
+        worked = self.done - self._before
+        when, work = self._first if worked > self._first[1] else self._start
+        return f", about {duration((time.monotonic() - when) * left / (worked - work))} left" if worked > work else ""
 
 
 def announcement(jobs: Sequence[Job], place: Place, workers: int) -> str:
