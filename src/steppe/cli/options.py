@@ -39,9 +39,17 @@ RECIPE: Table = {
     "weight_decay": (float | None, None, "Weight decay."),
     "batch": (int | None, None, "Batch size."),
     "epochs": (int | None, None, "Epochs."),
-    "schedule": (str | None, None, "constant, cosine, linear, onecycle, or step:0.25/10 (x 0.25 every 10 epochs)."),
+    "schedule": (
+        str | None,
+        None,
+        "constant, cosine, linear, onecycle, triangle, or step:0.25/10 (x 0.25 every 10 epochs).",
+    ),
     "warmup": (int | None, None, "Steps in which the learning rate rises from zero."),
-    "augment": (str | None, None, "Augmentation: none, basic, cutout, randaugment, autoaugment, joined by +."),
+    "augment": (
+        str | None,
+        None,
+        "Augmentation: none, basic, translate=2, alternating-flip, cutout, randaugment, autoaugment, joined by +.",
+    ),
     "mixup": (float | None, None, "Mixup's alpha; 0 for none."),
     "precision": (str | None, None, "float32, tf32, bf16, fp16, fp16-fixed (a loss scale of 1024) or float64."),
     "clip": (float | None, None, "Clip the direction to this norm; 0 for no clipping."),
@@ -49,6 +57,8 @@ RECIPE: Table = {
     "label_noise": (float | None, None, "Share of the training labels that are replaced by wrong ones."),
     "auxiliary": (str | None, None, "Second batch, of methods that use one: fresh, fixed, previous, held-out:500."),
     "average": (str | None, None, "Evaluate an average of the weights too: ema:0.999, or swa:0.75 (its last quarter)."),
+    "label_smoothing": (float | None, None, "Label smoothing of the training loss."),
+    "bias_lr": (float | None, None, "Learning rate of normalisation layers' biases, relative to --lr."),
     "model_settings": (str | None, None, "Settings of the model: hidden=256,..."),
 }
 FIELDS = {"augment": "augmentation"}  # the options of RECIPE that are named otherwise than their field

@@ -46,7 +46,8 @@ def recipe_for(given: Mapping[str, Any]) -> Recipe:
 
 def defaults_of_base(base: str) -> dict[str, float]:
     """Another optimizer than the suggested one needs its own learning rate."""
-    return {"lr": 0.1, "momentum": 0.9} if base == "sgd" else {"lr": 1e-3, "momentum": 0.0}
+    own = {"lr": 0.1, "momentum": 0.9} if base == "sgd" else {"lr": 1e-3, "momentum": 0.0}
+    return {**own, "nesterov": False, "bias_lr": 1.0}
 
 
 def data_name(name: str) -> str:

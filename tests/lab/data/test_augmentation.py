@@ -124,6 +124,18 @@ def test_a_crop_is_a_window_of_the_padded_image():
     assert len(hits.nonzero()[:, 1:].unique(dim=0)) > 10  # not one place for all
 
 
+def test_a_translation_is_a_window_of_the_reflected_image():
+    x = images("cifar10", 64)
+    out = augment(x, "translate=2", seeded())
+    padded = torch.nn.functional.pad(x.float(), (2,) * 4, mode="reflect").to(torch.uint8)
+    windows = padded.unfold(2, 32, 1).unfold(3, 32, 1)  # N, C, 5, 5, 32, 32
+    hits = (windows == out[:, :, None, None]).flatten(4).all(4).all(1)  # N, 5, 5
+    assert hits.flatten(1).any(1).all()
+    assert len(hits.nonzero()[:, 1:].unique(dim=0)) > 15  # of 25 places
+    with pytest.raises(UserError, match="translate=32: images of 32x32 are too small"):
+        augment(x, "translate=32", seeded())
+
+
 def test_crops_reach_every_place_alike():
     ramp = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3).repeat(9000, 1, 1, 1)
     middle = augment(ramp, "crop=1", seeded())[:, 0, 1, 1]
@@ -234,7 +246,7 @@ def test_autoaugment_keeps_to_its_probabilities():
 
 
 def test_nothing_waits_for_the_device():
-    data, policy = cifar10(), "basic+cutout+randaugment+autoaugment"
+    data, policy = cifar10(), "basic+translate+alternating-flip+cutout+randaugment+autoaugment"
     x, y = images("cifar10", 16), labels("cifar10", 16)
     augment(x, policy, seeded(), data)  # constants are made once, before
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:  # has shapes but no values: reading one raises
@@ -253,7 +265,7 @@ def test_on_the_device_nothing_waits_and_a_graph_gives_what_eager_gives():
     generator = torch.Generator("cuda")
 
     def work():
-        out = augment(x, "basic+cutout+randaugment+autoaugment", generator, data)
+        out = augment(x, "basic+translate+alternating-flip+cutout+randaugment+autoaugment", generator, data)
         return mixup(prepare(out, data), y, 0.2, generator, 10)
 
     work()  # constants are made once, before
@@ -319,5 +331,6 @@ def test_other_mistakes():
 
 
 def test_the_names_there_are():
-    assert policy_names() == ["none", "crop", "flip", "basic", "cutout", "randaugment", "autoaugment"]
-    assert [len(parse(name)) for name in policy_names()] == [0, 1, 1, 1, 1, 1, 1]
+    moved = ["crop", "flip", "alternating-flip", "translate", "basic"]
+    assert policy_names() == ["none", *moved, "cutout", "randaugment", "autoaugment"]
+    assert [len(parse(name)) for name in policy_names()] == [0] + [1] * 8

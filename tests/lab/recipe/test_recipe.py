@@ -144,7 +144,8 @@ def _other(value, name):
     }  # fmt: skip
     if name in words:
         return words[name]
-    return not value if isinstance(value, bool) else 0.5 if name in ("momentum", "label_noise") else value + 1
+    shares = ("momentum", "label_noise", "label_smoothing")
+    return not value if isinstance(value, bool) else 0.5 if name in shares else value + 1
 
 
 def test_model_settings_are_kept_as_given():

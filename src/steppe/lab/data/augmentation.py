@@ -7,6 +7,8 @@ batch can be augmented inside a captured graph (the generator must be on the dev
     none                  nothing
     crop=4                pad with 4 black pixels, then crop at random
     flip                  flip left and right with probability 1/2
+    alternating-flip      flip each image in every other epoch; which of them in the first is chosen at random
+    translate=2           move by up to 2 pixels, a random number each way; the border is filled by reflection
     basic                 crop=4, then flip
     cutout=16             a square hole of 16 pixels with a random centre
     randaugment=2/9       RandAugment: 2 random operations of strength 9 (of 30)
@@ -37,6 +39,7 @@ class _Draw:
     device: torch.device
     fill: Tensor
     peak: float
+    flipped: Tensor | None = None  # whether it is the turn of each image to be flipped; None: at random
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform in [0, 1), on the batch's device."""
@@ -57,8 +60,17 @@ class _Draw:
         return (self.uniform(*shape) * high).long().clamp(max=high - 1)
 
 
-def augment(inputs: Tensor, policy: str, generator: torch.Generator, data: DataSet | None = None) -> Tensor:
-    """The augmented batch (N x C x H x W; bytes, or floats from 0 to 1), of the same type. Call it before `prepare`."""
+def augment(
+    inputs: Tensor,
+    policy: str,
+    generator: torch.Generator,
+    data: DataSet | None = None,
+    flipped: Tensor | None = None,
+) -> Tensor:
+    """The augmented batch (N x C x H x W; bytes, or floats from 0 to 1), of the same type. Call it before `prepare`.
+
+    `flipped` says which images alternating-flip flips; without it they are chosen at random.
+    """
     steps = parse(policy)
     if not steps:
         return inputs
@@ -66,7 +78,7 @@ def augment(inputs: Tensor, policy: str, generator: torch.Generator, data: DataS
         raise UserError(f"augmentation {policy!r} needs images, N x C x H x W, not {tuple(inputs.shape)}")
     peak = (data.peak if data else 255.0) if inputs.dtype == torch.uint8 else 1.0
     mean = data.mean if data and data.mean else (0.0,)
-    draw = _Draw(generator, inputs.device, _fill(mean, peak, inputs.dtype, inputs.device), peak)
+    draw = _Draw(generator, inputs.device, _fill(mean, peak, inputs.dtype, inputs.device), peak, flipped)
     for step, settings in steps:
         inputs = step(inputs, draw, *settings)
     return inputs
@@ -106,8 +118,29 @@ def _crop(x: Tensor, draw: _Draw, margin: float) -> Tensor:
     return rows(padded, down.unsqueeze(2), across.unsqueeze(1))
 
 
+def _translate(x: Tensor, draw: _Draw, most: float) -> Tensor:
+    size = int(most)
+    if size >= min(x.shape[-2:]):
+        raise UserError(f"augmentation translate={size}: images of {x.shape[-2]}x{x.shape[-1]} are too small for it")
+    moves = draw.integers(2 * size + 1, 2, len(x), 1) - size
+    down, across = (_reflected(move, length) for move, length in zip(moves, x.shape[-2:], strict=True))
+    return rows(x, down.unsqueeze(2), across.unsqueeze(1))
+
+
+def _reflected(move: Tensor, length: int) -> Tensor:
+    """Where each moved pixel comes from. Beyond a border the image is mirrored, without repeating the border."""
+    place = (move + torch.arange(length, device=move.device)).abs()
+    return torch.where(place < length, place, 2 * (length - 1) - place)
+
+
 def _flip(x: Tensor, draw: _Draw) -> Tensor:
     return torch.where(draw.uniform(len(x), 1, 1, 1) < 0.5, x.flip(-1), x)
+
+
+def _alternating_flip(x: Tensor, draw: _Draw) -> Tensor:
+    if draw.flipped is None:
+        return _flip(x, draw)
+    return torch.where(draw.flipped.view(-1, 1, 1, 1), x.flip(-1), x)
 
 
 def _basic(x: Tensor, draw: _Draw) -> Tensor:
@@ -152,6 +185,8 @@ def _autoaugment(x: Tensor, draw: _Draw) -> Tensor:
 _STEPS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {  # with their default settings
     "crop": (_crop, (4,)),
     "flip": (_flip, ()),
+    "alternating-flip": (_alternating_flip, ()),
+    "translate": (_translate, (2,)),
     "basic": (_basic, ()),
     "cutout": (_cutout, (16,)),
     "randaugment": (_randaugment, (2, 9)),

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from ...support.errors import UserError, describe, unknown, user_function
-from . import dense, residual, small, transformer
+from . import dense, fast, residual, small, transformer
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "digits-mlp": small.digits_mlp,
@@ -24,6 +24,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn-3": small.cnn_3,
     "cnn-5": small.cnn_5,
     "cnn-14": small.cnn_14,
+    "fast-cnn": fast.fast_cnn,
     **residual.BUILDERS,
     "densenet-121": dense.densenet_121,
     "vgg-19": dense.vgg_19,

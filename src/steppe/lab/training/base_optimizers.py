@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from ...support.errors import UserError, describe, one_line, unknown
@@ -14,6 +16,7 @@ from ..recipe.recipe import Recipe
 
 _FIELDS = ("momentum", "nesterov", "weight_decay")  # of a recipe, and settings of most optimizers
 _MODEL = ("model", "net", "module")
+_NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def make_base(recipe: Recipe, params: Iterable[Any], model: Any = None) -> Any:
@@ -26,6 +29,8 @@ def make_base(recipe: Recipe, params: Iterable[Any], model: Any = None) -> Any:
     accepted = _parameters(make)
     first = next(iter(accepted), "params")
     settings = _settings(recipe, make, accepted)
+    if recipe.bias_lr != 1:
+        params = _groups(recipe, make, list(params), model)
     try:
         made = make(model if first in _MODEL and model is not None else list(params), **settings)
     except UserError:
@@ -39,6 +44,16 @@ def make_base(recipe: Recipe, params: Iterable[Any], model: Any = None) -> Any:
     if not several:
         raise UserError(f"base {recipe.base} gave no optimizer")
     return several if isinstance(made, (list, tuple)) else made
+
+
+def _groups(recipe: Recipe, make: Callable[..., Any], params: list[Any], model: Any) -> list[dict[str, Any]]:
+    """Two groups: the biases of normalisation layers have their own learning rate, and lose as much by weight decay."""
+    if not isinstance(make, type):
+        raise UserError(f"bias_lr needs an optimizer that takes groups of parameters; base {recipe.base} is a function")
+    biases = {id(m.bias) for m in model.modules() if isinstance(m, _NORMS) and m.bias is not None}
+    own = {"lr": recipe.lr * recipe.bias_lr, "weight_decay": recipe.weight_decay / recipe.bias_lr}
+    parts = [[p for p in params if id(p) not in biases], [p for p in params if id(p) in biases]]
+    return [{"params": part, **more} for part, more in zip(parts, ({}, own), strict=True) if part]
 
 
 def _settings(recipe: Recipe, make: Callable[..., Any], accepted: dict[str, Any]) -> dict[str, Any]:

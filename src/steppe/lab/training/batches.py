@@ -93,6 +93,10 @@ class Batches:
         if recipe.batch % ranks:
             raise UserError(f"batch {recipe.batch} cannot be split evenly over {ranks} processes")
         self._generator = torch.Generator(device)
+        self._even: Tensor | None = None  # which images alternating-flip flips in even epochs; in odd ones the others
+        if "alternating-flip" in recipe.augmentation:
+            drawn = torch.rand(len(data.train), generator=generator_for(recipe.seed, "flip"))
+            self._even = (drawn < 0.5).to(device)
         self._fixed: Any = None
 
     def of_epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, Any]]:
@@ -135,21 +139,23 @@ class Batches:
         seed, size = self.recipe.seed, len(rows) // self.steps // self.ranks
         rows = rows.view(self.steps, self.ranks, size)[:, self.rank].reshape(-1)
         crops = seed_for(seed, purpose, "crops", epoch) % 2**31
-        batches = self.data.batches("train", size, rows.to(self.device), seed=crops)
+        rows = rows.to(self.device)
+        batches = self.data.batches("train", size, rows, seed=crops)
         for step, (inputs, targets) in enumerate(batches):
-            yield self._changed(inputs, targets, seed_for(seed, purpose, epoch, step, self.rank))
+            flipped = None if self._even is None else self._even[rows[step * size :][:size]] ^ bool(epoch % 2)
+            yield self._changed(inputs, targets, seed_for(seed, purpose, epoch, step, self.rank), flipped)
 
     def for_statistics(self, epoch: int, most: int = 50) -> Iterator[Tensor]:
         """Training inputs for BatchNorm's statistics of an averaged net: at most this many batches."""
         return (inputs for inputs, _ in islice(self._pass(epoch, "statistics"), most))
 
-    def _changed(self, inputs: Tensor, targets: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    def _changed(self, inputs: Tensor, targets: Tensor, seed: int, flipped: Tensor | None) -> tuple[Tensor, Tensor]:
         """The batch after augmentation, scaling and mixup."""
         recipe = self.recipe
         if recipe.augmentation != "none":
             from ..data.augmentation import augment
 
-            inputs = augment(inputs, recipe.augmentation, self._generator.manual_seed(seed), self.data)
+            inputs = augment(inputs, recipe.augmentation, self._generator.manual_seed(seed), self.data, flipped)
         inputs = prepare(inputs, self.data, self.dtype)
         if recipe.mixup:
             from ..data.augmentation import mixup

@@ -24,8 +24,9 @@ from ...methods.late import for_steps
 from ...optimizer import SharpnessAware
 from ...support.errors import UserError, describe
 from ...support.files import whole_file
-from ..data import DataSet
+from ..data import DataSet, prepare
 from ..models import build
+from ..models.fast import Whitening
 from ..recipe.recipe import Recipe
 from ..records import Epoch, Record, new_record, now, write_record
 from .base_optimizers import make_base
@@ -41,6 +42,14 @@ def average_of(recipe: Recipe, net: nn.Module, steps: int, ranks: Ranks) -> Aver
     if recipe.average and ranks.kind == "fsdp2":
         raise UserError("--average needs whole copies of the weights: train with ddp, or without it")
     return averaging(net, recipe.average, steps) if recipe.average else None
+
+
+def fit_whitening(net: nn.Module, data: DataSet, most: int = 5000) -> None:
+    """Fit whitening layers, which see the inputs of a net, to the first training examples."""
+    for layer in net.modules():
+        if isinstance(layer, Whitening):
+            inputs, _ = data.train.take(torch.arange(min(most, len(data.train))))
+            layer.fit(prepare(inputs, data, layer.weight.dtype))
 
 
 class Run:
@@ -76,6 +85,7 @@ class Run:
         torch.manual_seed(seed_for(recipe.seed, "weights"))
         self.net = build(recipe.model, self.data.input_shape, self.data.classes, **dict(recipe.model_settings))
         self.net.to(self.device, parameter_dtype(recipe.precision))
+        fit_whitening(self.net, self.data)
         if self.device.type == "cuda":
             # Convolutions are fastest in this memory format.
             self.net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]

@@ -108,6 +108,8 @@ TASKS = {
 def task_of(recipe: Recipe) -> Task:
     """The task of a recipe, with the user's own loss and metric."""
     task = TASKS[recipe.task]
+    if recipe.label_smoothing:
+        task = replace(task, loss=partial(F.cross_entropy, label_smoothing=recipe.label_smoothing))
     if recipe.loss:
         own = _own("loss", recipe.loss)
         task = replace(task, loss=own, summed=None)
