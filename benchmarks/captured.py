@@ -251,9 +251,9 @@ def claims(model: str, times: dict[str, list[float]]) -> list[dict[str, Any]]:
     return rows
 
 
-def matmul_rate(device: torch.device) -> float:
+def matmul_rate(device: torch.device, dtype: torch.dtype = torch.float32) -> float:
     """Floating-point operations a second on large matrices, in the precision of this run."""
-    a = torch.randn(8192, 8192, device=device)
+    a = torch.randn(8192, 8192, device=device, dtype=dtype)
     seconds = interleaved({"matmul": lambda: a @ a}, device, 10, 1.0)["matmul"]
     return 2 * 8192**3 / sorted(seconds)[len(seconds) // 2]
 

@@ -28,10 +28,14 @@ import steppe
 
 # Kinds of kernels by patterns of their names; the first that fits counts
 KINDS = {
-    "products": r"gemm|gemv|cutlass|xmma|convolve|dgrad|wgrad|fprop|nvjet|implicit|splitK|winograd|nhwcTo|nchwTo",
+    "normalisation, fused by the compiler": r"^triton_(?!tem).*(batch_?norm|layer_?norm|var_mean)",
+    "others fused by the compiler": r"^triton_(?!tem)",
+    "changes of memory layout": r"nhwcTo|nchwTo|AddPadding",
+    "convolutions": r"convolve|dgrad|wgrad|fprop|implicit|winograd|cudnn.*xmma|_conv2d",
+    "attention": r"flash|fmha|attention",
+    "matrix products": r"gemm|gemv|cutlass|xmma|nvjet|splitK|triton_tem|_mm_",
     "normalisation": r"batch_?norm|bn_fw|bn_bw|layer_?norm",
-    "fused by the compiler": r"^triton_",
-    "all weights at once": r"multi_tensor|foreach|lpnorm|FusedAdam",
+    "all weights at once": r"multi_tensor|foreach|lpnorm|FusedAdam|FusedSgd",
     "sums": r"reduce|softmax|nll_loss|welford",
     "copies": r"memcpy|memset|copy|fill|cat",
     "one operation on one tensor": r"elementwise|threshold|vectorized",
@@ -44,7 +48,7 @@ def kind_of(kernel: str) -> str:
     return next(fits, "other")
 
 
-def kernels(step: Step, repeats: int = 20) -> dict[str, Any]:
+def kernels(step: Step, repeats: int = 20, longest: int = 12) -> dict[str, Any]:
     """The kernels of a step, and microseconds of device time by kind."""
     for _ in range(3):
         step()
@@ -59,14 +63,14 @@ def kernels(step: Step, repeats: int = 20) -> dict[str, Any]:
         kind = kinds.setdefault(kind_of(event.key), {"kernels": 0.0, "us": 0.0})
         kind["kernels"] += event.count / repeats
         kind["us"] += event.self_device_time_total / repeats
-    longest = sorted(events, key=lambda e: -e.self_device_time_total)[:12]
+    ordered = sorted(events, key=lambda e: -e.self_device_time_total)
     return {
         "kernels": sum(e.count for e in events) / repeats,
         "busy_us": sum(e.self_device_time_total for e in events) / repeats,
         "kinds": dict(sorted(kinds.items(), key=lambda item: -item[1]["us"])),
         "longest": [
             {"name": e.key[:90], "kernels": e.count / repeats, "us": e.self_device_time_total / repeats}
-            for e in longest
+            for e in ordered[:longest]
         ],
     }
 

@@ -195,6 +195,11 @@ class Vector:
         """This vector, evaluated. For vectors that are kept during more looks: a sum would hold all its terms."""
         return self._new(self.tensors)
 
+    def as_one_term(self) -> Vector:
+        """This vector; a sum is evaluated now, so that nobody who shares it has to wait for who evaluates it first."""
+        self._scaled()
+        return self
+
     # Arithmetic
 
     def __add__(self, other: Vector | float) -> Vector:

@@ -59,6 +59,14 @@ class Snapshot:
         known = self._random_states[: self._host_states] if _recording(self._devices) else self._random_states
         self._random = [(write, read()) for read, write in known]
 
+    def buffers(self) -> list[Tensor]:
+        """The saved buffers, in memory of their own."""
+        copies = [torch.empty_like(buffer) for buffer in self._buffers if buffer is not None]
+        targets = _in_kinds([_as_bits(copy) for copy in copies])
+        for kind, (_, values) in zip(targets, self._pairs, strict=True):
+            torch._foreach_copy_(kind, values)
+        return copies
+
     def restore(self) -> None:
         """Restore the saved state."""
         if not self.fits():
@@ -202,6 +210,10 @@ class Isolation:
         """Whether a forward is known to change nothing but buffers: no parameters of others, no host's random state."""
         return not (self._moving or self._found or self._may_draw or self._sharded)
 
+    def buffers_before(self) -> list[Tensor]:
+        """The model's buffers as they were before the first look, in memory of their own; if it `only_buffers`."""
+        return self._before.buffers()
+
     @contextlib.contextmanager
     def single_example(self) -> Generator[None, None, None]:
         """Around a look at one example: BatchNorm uses its running statistics, because one example has none."""
@@ -262,8 +274,13 @@ def _as_bits(tensor: Tensor) -> Tensor:
 
 
 def _by_kind(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Tensors, with memory for their values, grouped by dtype and device as list kernels need them."""
+    """Tensors, with memory for their values, grouped as list kernels need them."""
+    return [(kind, [torch.empty_like(t) for t in kind]) for kind in _in_kinds(tensors)]
+
+
+def _in_kinds(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Tensors grouped by dtype and device."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for t in tensors:
         kinds.setdefault((t.dtype, t.device), []).append(t)
-    return [(kind, [torch.empty_like(t) for t in kind]) for kind in kinds.values()]
+    return list(kinds.values())

@@ -171,7 +171,9 @@ class LookRunner:
             if self.home is not None and self._moved:
                 self.home.restore(self._weights)
                 self._moved = False
-            places = side_by_side.Places(looks, self._weights, self._around.model, self._first_move())
+            places = side_by_side.Places(
+                looks, self._weights, self._around.model, self._first_move(), self._isolation.buffers_before
+            )
         self._looked_aside |= places.away
         beside.fork(len(looks))
         seen = list[Any]()

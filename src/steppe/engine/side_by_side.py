@@ -10,7 +10,7 @@ The results are those of one look after another, to the bit: the same kernels on
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 import torch
@@ -50,35 +50,47 @@ def possible(looks: Sequence[Look | HVP], model: nn.Module | None, params: Seque
 
 
 class Places:
-    """Memory for each of several looks: weights at its place, and buffers as they are now.
+    """Memory for each of several looks: weights at its place, and buffers as they were before the first look.
 
-    The first look has the model's own buffers: if it is the first of the step, what it does to them stays.
+    The first look has the model's own buffers: if it is the first of the step, what it does to them stays. A look's
+    memory is made when the look begins, by kernels that run beside the other looks too.
     """
 
-    def __init__(self, looks: Sequence[Look | HVP], weights: Vector, model: nn.Module, first_move: bool):
+    def __init__(
+        self,
+        looks: Sequence[Look | HVP],
+        weights: Vector,
+        model: nn.Module,
+        first_move: bool,
+        buffers: Callable[[], list[Tensor]],
+    ):
+        self._start, self._copied = weights, buffers
         self._params, self._buffers = weights.space.params, list(model.buffers())
-        away = [i for i, look in enumerate(looks) if isinstance(look, Look) and look.offset is not None]
+        offsets = [look.offset if isinstance(look, Look) else None for look in looks]
+        # Several looks may have one offset: it is evaluated here, before any of them.
+        self._offsets = [None if offset is None else offset.perturbed().as_one_term() for offset in offsets]
+        away = [i for i, offset in enumerate(offsets) if offset is not None]
         self.away = bool(away)  # whether one of the looks is not at the weights
-        in_place = away[0] if away and first_move else None
-        self._weights = [self._at(look, weights, i == in_place) for i, look in enumerate(looks)]
-        self._copies = [None if i == 0 else [b.detach().clone() for b in self._buffers] for i in range(len(looks))]
+        self._in_place = away[0] if away and first_move else None
 
-    def _at(self, look: Look | HVP, weights: Vector, in_place: bool) -> list[Tensor] | None:
+    def _weights(self, number: int) -> list[Tensor] | None:
         """As looks in turn do it: the first move of a step is made in place, by a kernel that rounds differently."""
-        if not isinstance(look, Look) or look.offset is None:
+        offset, start = self._offsets[number], self._start
+        if offset is None:
             return None  # the weights themselves
-        if in_place:
-            moved = weights.clone()
-            moved.add_(look.offset.perturbed())
+        if number == self._in_place:
+            moved = start.clone()
+            moved.add_(offset)
             return moved.tensors
-        room = Vector([torch.empty_like(t, requires_grad=False) for t in weights.tensors], weights.space)
-        room.move_(weights, look.offset.perturbed())
+        room = Vector([torch.empty_like(t, requires_grad=False) for t in start.tensors], start.space)
+        room.move_(start, offset)
         return room.tensors
 
     @contextlib.contextmanager
     def of(self, number: int) -> Generator[None, None, None]:
         """The model's parameters and buffers are the memory of one of the looks."""
-        weights, buffers = self._weights[number], self._copies[number]
+        with torch.no_grad():
+            weights, buffers = self._weights(number), self._copied() if number else None
         swaps = [*zip(self._params, weights or (), strict=False), *zip(self._buffers, buffers or (), strict=False)]
         before = [tensor.data for tensor, _ in swaps]
         try:

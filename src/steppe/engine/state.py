@@ -6,6 +6,8 @@ parameter, as Adam saves its step count. Nothing of it enters the base's own sta
 entry there as a sign that its state has been made.
 """
 
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
+
 from __future__ import annotations
 
 import copy
@@ -13,6 +15,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..method import Memory, Method
@@ -74,8 +77,12 @@ class MethodState:
         if self.pinned:  # a value may share memory with what another name remembers, which is about to be overwritten
             old = {place[name].data_ptr() for place, name, _ in new if name in place}
             new = [(place, name, t.clone() if t.data_ptr() in old else t) for place, name, t in new]
+        stays = [(place[name], t) for place, name, t in new if self.pinned and name in place]
+        if stays:
+            torch._foreach_copy_([place for place, _ in stays], [t for _, t in stays])
         for place, name, t in new:
-            place[name] = place[name].copy_(t) if self.pinned and name in place else t
+            if not (self.pinned and name in place):
+                place[name] = t
 
     def joined(self, state: Any) -> Any:
         """The base optimizer's state, with this memory inside: what distributed checkpoints look at."""
