@@ -43,7 +43,7 @@ def test_all_tables_and_figures_of_the_papers_are_there():
         "s2": "table1 table2 table3 table4 table5 table6 table7 fig2 fig3 fig5 fig6",
         "s3": "table2 fig1",
         "s4": "vgg-19 vit-small",
-        "extra": "equal-cost",
+        "extra": "equal-cost frontier",
     }
     assert {f"{paper}/{name}" for paper, names in wanted.items() for name in names.split()} <= set(experiments())
     assert len(find("s0/table1").cells) == 11 * 6 + 3
@@ -59,7 +59,9 @@ MODELS = sorted(
         if c.recipe is not None and not c.recipe.model.startswith(("timm:", "steppe."))
     }
 )
-SHAPES = {"mnist": (1, 28, 28), "fashion": (1, 28, 28), "imagenet": (3, 224, 224)}
+SHAPES = {
+    "mnist": (1, 28, 28), "fashion": (1, 28, 28), "imagenet": (3, 224, 224), "digits": (1, 8, 8), "text": (128,),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("model", "settings", "data"), MODELS, ids=lambda v: str(v))

@@ -166,9 +166,12 @@ def _small(experiment: Experiment, recipe: Recipe) -> Recipe:
 
 _SMOKE_DATA = {
     "mnist": "grey", "fashion-mnist": "grey", "fashion": "grey", "cifar-10": "colour", "cifar10": "colour",
-    "svhn": "colour", "cifar-100": "colour_100",
+    "svhn": "colour", "cifar-100": "colour_100", "digits": "grey", "text": "text",
 }  # fmt: skip
-_SMOKE_MODELS: dict[str, dict[str, Any]] = {"mlp-3": {"hidden": 16}, "mlp-6": {"hidden": 16}, "cnn-3": {}, "cnn-5": {}}
+_SMOKE_MODELS: dict[str, dict[str, Any]] = {
+    "mlp-3": {"hidden": 16}, "mlp-6": {"hidden": 16}, "cnn-3": {}, "cnn-5": {},
+    "gpt-tiny": {"width": 16, "depth": 1, "heads": 2},
+}  # fmt: skip
 
 
 def _smoke(experiment: Experiment, recipe: Recipe) -> Recipe:
@@ -178,9 +181,11 @@ def _smoke(experiment: Experiment, recipe: Recipe) -> Recipe:
     kept = recipe.model in _SMOKE_MODELS and not (measured and recipe.model.startswith("cnn"))
     model = recipe.model if kept else "cnn-3"
     base = "adamw" if recipe.base == "adabelief" else recipe.base  # adabelief comes from another package
+    apart = bool(recipe.hold_out) or recipe.auxiliary.startswith("held-out")  # of eight images some must be left
     return replace(
-        recipe, data=data, model=model, model_settings=_SMOKE_MODELS[model], epochs=1, batch=min(recipe.batch, 4),
-        warmup=min(recipe.warmup, 1), share=max(recipe.share, 0.5), compile=False, base=base,
+        recipe, data=data, model=model, model_settings=_SMOKE_MODELS[model], epochs=1,
+        batch=min(recipe.batch, 2 if apart else 4), warmup=min(recipe.warmup, 1), share=max(recipe.share, 0.5),
+        compile=False, base=base, hold_out=0.25 if recipe.hold_out else 0.0,
     )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..lab.data import DataSet, Split, data_root, load
+from ..lab.data import DataSet, Split, data_root, load, subset
+from ..lab.data.text import text_in
 from ..support.errors import UserError
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -97,6 +98,12 @@ def smoke_colour_100() -> DataSet:
 def smoke_folder() -> DataSet:
     """The same as image files in folders, read as ImageNet is."""
     return load(f"folder:{_written()}")
+
+
+def smoke_text() -> DataSet:
+    """Text of a language model: this file."""
+    data = text_in(Path(__file__))
+    return replace(data, train=subset(data.train, torch.arange(8)))
 
 
 def _digits(size: int, channels: int) -> tuple[Tensor, Tensor]:

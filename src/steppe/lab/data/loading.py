@@ -15,6 +15,7 @@ from .cifar_variants import LABELS, VARIANTS, cifar10_c, cifar10n
 from .dataset import DataSet, Split
 from .image_folders import read_folder
 from .own_data import as_data_set
+from .text import text_in
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ def data_names(root: Path | str | None = None) -> list[Listing]:
         Listing(e.name, e.about, e.train, e.test, e.classes, e.found(where) is not None, e.how(where))
         for e in ENTRIES.values()
     ]
-    return [digits, *files, *(Listing(*variant.line(where)) for variant in VARIANTS)]
+    own = "put files NAME.txt into its folder text, or name any file or folder: text:PATH"
+    text = Listing("text", "your text, as bytes, for --task language", 0, 0, 256, (where / "text").exists(), own)
+    return [digits, *files, *(Listing(*variant.line(where)) for variant in VARIANTS), text]
 
 
 def load(
@@ -62,7 +65,8 @@ def load(
 
     Besides the names in `data_names`: "cifar-10-c:fog:3" (one corruption, one severity; both are optional),
     "cifar-10n:worse" (CIFAR-10 with labels by people), "folder:PATH" (your images in train/CLASS and val/CLASS, cropped
-    to 224x224), and "package.module:function", your own function, which returns a `DataSet` or
+    to 224x224), "text:PATH" (a text file or a folder of them, as bytes; "text" is the folder text in `root`), and
+    "package.module:function", your own function, which returns a `DataSet` or
     ((inputs, targets), (inputs, targets)); a Dataset or a DataLoader may take the place of a pair. `task` says what the
     targets of your own data are.
     """
@@ -70,6 +74,10 @@ def load(
     family, _, rest = name.partition(":")
     if family == "folder":
         return _folder(Path(rest).expanduser())
+    if family == "text":
+        if task != "language":
+            raise UserError(f"{name} is for language models: --task language")
+        return text_in(Path(rest).expanduser() if rest else where / "text")
     if rest and family.lower() not in ("cifar-10-c", "cifar-10n"):
         return _users(name, task)
     if name == "digits":

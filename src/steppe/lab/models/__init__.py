@@ -29,6 +29,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "densenet-121": dense.densenet_121,
     "vgg-19": dense.vgg_19,
     "vit-small": transformer.vit_small,
+    "vit-tiny": transformer.vit_tiny,
+    "gpt-tiny": transformer.gpt_tiny,
 }
 
 

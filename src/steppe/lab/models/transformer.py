@@ -1,4 +1,4 @@
-"""Vision transformers."""
+"""Transformers for images and for text."""
 
 from __future__ import annotations
 
@@ -10,19 +10,46 @@ from .residual import Residual, Shape
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention from basic operations: fused kernels lack the second derivative for curvature."""
+    """Multi-head self-attention from basic operations: fused kernels lack the second derivative for curvature.
 
-    def __init__(self, width: int, heads: int):
+    With `causal`, a token sees itself and the tokens before it.
+    """
+
+    def __init__(self, width: int, heads: int, causal: bool = False):
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.inwards = nn.Linear(width, 3 * width)
         self.outwards = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens, N x T x width, to the same shape."""
         query, key, value = self.inwards(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        weights = (query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5).softmax(-1)
-        return self.outwards((weights @ value).transpose(1, 2).flatten(2))
+        scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+        if self.causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+            scores = scores.masked_fill(later, float("-inf"))
+        return self.outwards((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
+
+
+def _blocks(width: int, depth: int, heads: int, causal: bool = False) -> nn.Sequential:
+    """Pre-norm blocks of attention and a two-layer net."""
+    blocks = []
+    for _ in range(depth):
+        mlp = [nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
+        blocks += [Residual([nn.LayerNorm(width, eps=1e-6), Attention(width, heads, causal)])]
+        blocks += [Residual([nn.LayerNorm(width, eps=1e-6), *mlp])]
+    return nn.Sequential(*blocks)
+
+
+def _start(net: nn.Module, *others: Tensor) -> None:
+    """Small random weights, and biases of zero."""
+    for module in net.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+    for tensor in others:
+        nn.init.trunc_normal_(tensor, std=0.02)
 
 
 class VisionTransformer(nn.Module):
@@ -36,20 +63,10 @@ class VisionTransformer(nn.Module):
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         self.token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1, 1 + (height // patch) * (across // patch), width))
-        blocks = []
-        for _ in range(depth):
-            mlp = [nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
-            blocks += [Residual([nn.LayerNorm(width, eps=1e-6), Attention(width, heads)])]
-            blocks += [Residual([nn.LayerNorm(width, eps=1e-6), *mlp])]
-        self.blocks = nn.Sequential(*blocks)
+        self.blocks = _blocks(width, depth, heads)
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
-        nn.init.trunc_normal_(self.token, std=0.02)
-        nn.init.trunc_normal_(self.positions, std=0.02)
+        _start(self, self.token, self.positions)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images to logits."""
@@ -58,6 +75,39 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(self.blocks(tokens))[:, 0])
 
 
+class Decoder(nn.Module):
+    """A language model: tokens, learned positions, causal pre-norm blocks, a linear layer on every token."""
+
+    def __init__(self, input_shape: Shape, tokens: int, width: int, depth: int, heads: int):
+        super().__init__()
+        if len(input_shape) != 1:
+            raise UserError(f"a language model reads rows of tokens, not inputs of shape {tuple(input_shape)}")
+        self.tokens = nn.Embedding(tokens, width)
+        self.positions = nn.Parameter(torch.zeros(1, input_shape[0], width))
+        self.blocks = _blocks(width, depth, heads, causal=True)
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, tokens)
+        _start(self, self.positions)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map tokens, N x T, to logits of the next ones, N x T x tokens."""
+        return self.head(self.norm(self.blocks(self.tokens(x) + self.positions[:, : x.shape[1]])))
+
+
 def vit_small(input_shape: Shape, classes: int, patch: int | None = None) -> nn.Module:
     """ViT-Small: 12 blocks, 384 wide, 6 heads; patches of 4 on small images, of 16 on large ones."""
-    return VisionTransformer(input_shape, classes, patch or (4 if input_shape[1] <= 64 else 16), 384, 12, 6)
+    return VisionTransformer(input_shape, classes, patch or _patch(input_shape), 384, 12, 6)
+
+
+def vit_tiny(input_shape: Shape, classes: int, patch: int | None = None) -> nn.Module:
+    """ViT-Tiny: 12 blocks, 192 wide, 3 heads; patches of 4 on small images, of 16 on large ones."""
+    return VisionTransformer(input_shape, classes, patch or _patch(input_shape), 192, 12, 3)
+
+
+def _patch(input_shape: Shape) -> int:
+    return 4 if input_shape[1] <= 64 else 16
+
+
+def gpt_tiny(input_shape: Shape, classes: int, width: int = 256, depth: int = 6, heads: int = 4) -> nn.Module:
+    """A small GPT for text: 6 blocks, 256 wide, 4 heads; 4.9 million weights on bytes."""
+    return Decoder(input_shape, classes, width, depth, heads)

@@ -1,7 +1,7 @@
 """The map: where do methods gain over the best that their base does at the same cost, regime by regime?
 
 A regime is a data set, a net and a base. The base is trained 1, 2, 4 and 8 times as long; an average of its weights is
-evaluated from the same trainings. SAM's radius is chosen on held-out training data: the cells `REGIME/choose/…` train on
+evaluated from the same trainings. The radius is chosen on held-out training data: the cells `REGIME/choose/…` train on
 the rest, and once their results are kept, the cells at that radius are part of the definition. So a regime takes three
 commands:
 

@@ -108,11 +108,11 @@ def _with_data(planned: Any, data_dir: Path | None, before: Any = None) -> Any:
     """
     from ....lab.data import load
 
-    names = dict.fromkeys(job.recipe.data for job in planned.jobs)
+    names = {job.recipe.data: job.recipe.task for job in planned.jobs}
     missing: dict[str, str] = {}
-    for name in names:
+    for name, task in names.items():
         try:
-            data = load(name, data_dir)
+            data = load(name, data_dir, task=task)
         except UserError as error:
             missing[name] = str(error)
             continue
