@@ -1,4 +1,4 @@
-"""Progress of runs: bars on a terminal, one line per run elsewhere."""
+"""Progress of runs: bars on a terminal; elsewhere one line per run, and one a minute while none ends."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+PAUSE = 60.0  # seconds between two lines of a long run
+
+
 class Display:
     """``with Display(jobs) as show: perform(jobs, ..., tell=show)``. Writes to stderr."""
 
@@ -28,6 +31,7 @@ class Display:
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
         self._quiet, self._begun, self.before = quiet, time.monotonic(), 0  # runs done before
+        self._said = self._begun
 
     def __enter__(self) -> Display:
         if self._console.is_terminal and not self._quiet:
@@ -57,10 +61,18 @@ class Display:
         self.before += news.before
         if self._bars is not None:
             self._move(job, news)
-        elif news.ended and not news.before and not self._quiet:
-            seconds = time.monotonic() - self._begun
-            line = f"{len(self._ended)}/{len(self._jobs)}  {seconds:.0f} s  {job.name}, seed {job.recipe.seed}"
-            print(f"{line}: {news.said}{self._remaining}", file=sys.stderr, flush=True)
+        elif not (news.before or self._quiet):
+            self._say(job, news)
+
+    def _say(self, job: Job, news: News) -> None:
+        """A line when a run has ended, or when nothing was said for a while."""
+        now = time.monotonic()
+        if not news.ended and now - self._said < PAUSE:
+            return
+        self._said, run = now, f"{job.name}, seed {job.recipe.seed}"
+        what = news.said if news.ended else f"epoch {news.epoch} of {job.recipe.epochs}"
+        count = f"{len(self._ended)}/{len(self._jobs)}  {now - self._begun:.0f} s"
+        print(f"{count}  {run}: {what}{self._remaining}", file=sys.stderr, flush=True)
 
     def _move(self, job: Job, news: News) -> None:
         if news.ended:
@@ -71,7 +83,8 @@ class Display:
                 name = f"  {job.name}, seed {job.recipe.seed}"
                 self._tasks[news.key] = self._bars.add_task(name, total=job.recipe.epochs, note="")
             note = f"epoch {news.epoch} of {job.recipe.epochs}"
-            self._bars.update(self._tasks[news.key], completed=news.epoch, note=note)
+            part = news.step / news.steps if news.steps else 0.0
+            self._bars.update(self._tasks[news.key], completed=news.epoch + part, note=note)
         note = f"{len(self._ended)} of {len(self._jobs)} done{self._remaining}"
         self._bars.update(self._whole, completed=self._remaining.done, note=note)
 

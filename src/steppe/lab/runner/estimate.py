@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,11 +38,14 @@ class Remaining:
         self._before = 0.0  # work of runs that were done already
         self._start = time.monotonic(), 0.0
         self._first: tuple[float, float] | None = None  # when news first came, and the work until then
+        self._rate = Rate()
 
     def hear(self, news: News) -> None:
         """Count the work of a run."""
         job = self._jobs[news.key]
-        self._done[news.key] = job.work * (1.0 if news.ended else news.epoch / job.recipe.epochs)
+        epochs = news.epoch + (news.step / news.steps if news.steps else 0.0)
+        self._done[news.key] = job.work * (1.0 if news.ended else epochs / job.recipe.epochs)
+        self._rate.hear(news, job.recipe.batch)
         if news.before:
             self._before += job.work
         elif self._first is None:
@@ -58,13 +62,44 @@ class Remaining:
         return sum(job.work for job in self._jobs.values())
 
     def __str__(self) -> str:
-        """Such as ", about 3 min left"; nothing if all is done, or nothing is known yet."""
+        """Such as ", 41,000 examples a second, about 3 min left"; without what is not known, or not left."""
         left = self.whole - self.done
         if self._first is None or left <= 0:
-            return ""
+            return str(self._rate)
         worked = self.done - self._before
         when, work = self._first if worked > self._first[1] else self._start
-        return f", about {duration((time.monotonic() - when) * left / (worked - work))} left" if worked > work else ""
+        if worked <= work:
+            return str(self._rate)
+        return f"{self._rate}, about {duration((time.monotonic() - when) * left / (worked - work))} left"
+
+
+class Rate:
+    """Training examples a second, of all runs together, in about the last half minute."""
+
+    WINDOW = 30.0
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}  # examples of each run, also of earlier commands
+        self._marks: deque[tuple[float, int]] = deque()  # times, and examples that this command has trained on
+
+    def hear(self, news: News, batch: int) -> None:
+        """Count the examples of a run. What it had seen before its first news does not count."""
+        if not news.steps:
+            return
+        seen, now = (news.epoch * news.steps + news.step) * batch, time.monotonic()
+        total = (self._marks[-1][1] if self._marks else 0) + seen - self._seen.get(news.key, seen)
+        self._seen[news.key] = seen
+        self._marks.append((now, total))
+        while len(self._marks) > 2 and self._marks[1][0] <= now - self.WINDOW:
+            self._marks.popleft()
+
+    def __str__(self) -> str:
+        """Two digits, such as ", 41,000 examples a second"; nothing before it is known."""
+        if len(self._marks) < 2 or self._marks[-1][0] <= self._marks[0][0]:
+            return ""
+        (began, before), (now, total) = self._marks[0], self._marks[-1]
+        rate = float(f"{(total - before) / (now - began):.2g}")
+        return f", {rate:,.0f} examples a second" if rate >= 10 else f", {rate:g} examples a second"
 
 
 def announcement(jobs: Sequence[Job], place: Place, workers: int) -> str:

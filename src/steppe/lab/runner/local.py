@@ -79,6 +79,8 @@ class News:
     ended: bool = False
     said: str = ""  # when it has ended: the result in words
     before: bool = False  # trained by an earlier command
+    step: int = 0  # how many steps of the next epoch are done
+    steps: int = 0  # of an epoch; 0: not known
 
 
 Tell = Callable[[News], None]
@@ -164,18 +166,33 @@ def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None
             else:
                 records[job.recipe.key] = record
                 tell(news_of(record, before=True))
-        seen: dict[str, int] = {}
-
-        def after_step(run: Run) -> None:
-            epoch = len(run.record["epochs"])
-            if seen.get(run.recipe.key) != epoch or run.record["status"] != "running":
-                seen[run.recipe.key] = epoch
-                tell(news_of(run.record))
-
         with _own_failures(jobs):
-            train_round_robin(runs, after_step)
+            train_round_robin(runs, Reporter(tell).after_step)
     records |= {run.recipe.key: run.record for run in runs}
     return [records[job.recipe.key] for job in jobs]
+
+
+class Reporter:
+    """Tells of each run when it begins, after every epoch, when it ends, and in between about once a second."""
+
+    PAUSE = 1.0  # seconds; more often would slow small steps down
+
+    def __init__(self, tell: Tell):
+        self._tell = tell
+        self._at: dict[str, tuple[int, int]] = {}  # epochs, and steps of the next one
+        self._told: dict[str, float] = {}
+
+    def after_step(self, run: Any) -> None:
+        """A step of this run is done, or the run has ended."""
+        key, record = run.recipe.key, run.record
+        epoch, step = self._at.get(key, (-1, 0))
+        now, ended = time.monotonic(), record["status"] != "running"
+        new = len(record["epochs"]) != epoch
+        epoch, step = len(record["epochs"]), 0 if ended else 1 if new else step + 1
+        self._at[key] = epoch, step
+        if new or ended or now - self._told[key] >= self.PAUSE:
+            self._told[key] = now
+            self._tell(replace(news_of(record), step=step, steps=run.batches.steps))
 
 
 def _refuse_edited_code(recipe: Recipe, place: Place) -> None:
