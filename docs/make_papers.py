@@ -102,8 +102,15 @@ def _not_run(rest: Sequence[Experiment]) -> list[str]:
     return ['<details markdown="1"><summary>Not run</summary>', "", *lines_, "", "</details>"]
 
 
+OWN_PAGES = {"extra/frontier": "frontier.md"}
+
+
 def section(experiment: Experiment, results: Results) -> str:
     """The part of the page about one table or figure."""
+    drawn = [f"<!-- paper: {experiment.name} -->"] if _has_figure(experiment, results) else []  # drawn by the build
+    if page := OWN_PAGES.get(experiment.name):
+        said = f"{experiment.shows} [Its page](../{page}) has the numbers."
+        return "\n".join([f"## {experiment.name} · {experiment.title}", "", said, "", *drawn, ""])
     shows = experiment.shows if experiment.paper == "extra" else f"The paper's: {experiment.shows}"
     text = [f"## {experiment.name} · {experiment.title}", "", shows, ""]
     if experiment.needs:
@@ -122,8 +129,7 @@ def section(experiment: Experiment, results: Results) -> str:
     whole = lines(experiment, results)
     shown = [line for line in whole if line.has_run or line.judged is not None]
     run = [line for line in shown if line.has_run]
-    if experiment.name in FIGURES and drawable(experiment.name, results):
-        text += ["", f"<!-- paper: {experiment.name} -->"]  # the build of the documentation draws it
+    text += ["", *drawn] if drawn else []
     if grid := matrix(whole):
         text += ["", "Ours ± standard error (n) / the paper's, %:", "", *_table(grid)]
     if against := fair(experiment, results):
@@ -147,6 +153,10 @@ def section(experiment: Experiment, results: Results) -> str:
         text += ["", "**not run**"]
     text += ["", *(f"*{choice}*\n" for choice in experiment.choices)]
     return "\n".join(text)
+
+
+def _has_figure(experiment: Experiment, results: Results) -> bool:
+    return experiment.name in FIGURES and drawable(experiment.name, results) is not None
 
 
 def _texts(shown: list[Line]) -> list[tuple[str, ...]]:

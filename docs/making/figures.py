@@ -98,7 +98,8 @@ def paper(name: str) -> str:
     results, source = paper_results(), ROOT / "src" / "steppe" / "papers"
     found = drawable(name, results)
     assert found is not None, f"nothing of {name} was run: python docs/make_papers.py"
-    made_from = [source / "figures.py", source / "plotting.py", described(found)]
+    drawn_by = ("figures.py", "frontier_figure.py", "frontier_table.py", "plotting.py")
+    made_from = [*(source / file for file in drawn_by), described(found)]
     return kept(f"papers-{found.experiment.slug}", made_from, lambda: figure_of(name, results))
 
 

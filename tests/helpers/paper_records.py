@@ -18,6 +18,7 @@ CURVATURE = {
     "minima": {"value": 1.5, "counts": [1, 2]},
     "maxima": {"value": 1.0, "counts": [1, 1]},
     "shifted_accuracy": {"value": 0.5, "kinds": 19},
+    "rounded": {"value": 0.6, "bits": 4},
     "shifted_top": {"value": 4.0, "error": 0.1},
     "shifted_trace": {"value": 40.0, "error": 2.0},
     "landscape": {"axis": [-1.0, 0.0, 1.0], "loss": [[3.0, 2.0, 3.0], [2.0, 1.0, 2.0], [3.0, 2.0, 3.0]]},

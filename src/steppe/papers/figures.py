@@ -18,6 +18,8 @@ from ..support.files import whole_file
 from .definitions import s0 as s0_gam
 from .definitions import s1 as s1_gsam
 from .definitions import s4 as s4_sasam
+from .frontier_figure import charts
+from .frontier_table import tables
 from .plotting import FigureResults, axes_for, band, points, ticks
 from .registry import find
 from .store import Results
@@ -391,4 +393,5 @@ FIGURES: dict[str, Callable[[FigureResults], Figure]] = {
     "s1/fig9-cifar": _over_training("surrogate_gap", "surrogate gap h"), "s1/table6-cifar": _bars,
     "s2/table7": _shares, "s2/fig2": _local_extrema, "s2/fig3": _spectra, "s2/fig5": _landscapes, "s2/fig6": _bars,
     "s3/fig1": _frobenius, "s4/vgg-19": _heat_maps, "s4/vit-small": _heat_maps, "extra/equal-cost": _cost,
+    "extra/frontier": lambda kept: charts(tables(kept.results)),
 }  # fmt: skip

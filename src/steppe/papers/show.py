@@ -10,6 +10,7 @@ from ..lab.data.imagenet_sets import METRICS as OTHER_METRICS
 from ..lab.statistics import Mean, summarise
 from .claims import NOT_RUN, Claim, Finding, Judged, Trend, interval_text, judge
 from .experiment import Cell, Experiment
+from .frontier_table import tables
 from .registry import claims, experiments, trends
 from .store import KEPT_SCALES, Results
 
@@ -270,6 +271,8 @@ def _minutes(seconds: float) -> str:
 
 def fair(experiment: Experiment, results: Results, scale: str | None = None) -> list[tuple[str, ...]]:
     """Every method against the best base at no more than its cost, and its curvature."""
+    if experiment.stops:  # its lengths and costs have rules of their own
+        return frontier_rows(results)
     scale = scale or results.scale_of(experiment)
     if not scale or not any(cell.role == "equal-cost" for cell in experiment.cells):
         return []
@@ -305,6 +308,20 @@ def fair(experiment: Experiment, results: Results, scale: str | None = None) -> 
             apart, verdict, *(_with_error(row.group.mean(metric)) for metric in measures.values()),
         ))  # fmt: skip
     return table
+
+
+def frontier_rows(results: Results) -> list[tuple[str, ...]]:
+    """Every method of every regime against the best base at its cost."""
+    rows: list[tuple[str, ...]] = []
+    for table in tables(results):
+        metric = table.regime.metric
+        for row in table.rows:
+            mean, gain = row.group.mean(metric), row.gain
+            apart = ("", "", "") if gain is None else (interval_text(gain.mean, metric), gain.against, gain.verdict)
+            cost, n = "" if row.cost is None else f"{row.cost:.3g}x", str(mean.n if mean else 0)
+            rows.append((table.regime.name, row.label, cost, n, our_number(mean, metric), *apart))
+    head = ("regime", "method", "cost", "n", "test result", "minus the best base at its cost", "that base", "")
+    return [head, *rows] if rows else []
 
 
 def _with_error(mean: Mean | None) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..lab.recipe.recipe import filled
 from ..lab.records import RecordWarning, finite, read_record, read_records
 from ..lab.statistics import Group
 from ..support.errors import UserError
@@ -225,11 +226,12 @@ def compact(record: Mapping[str, Any], cell: str, scale: str, stops: int = 0) ->
         ends = sorted({round(k * len(epochs) / stops) for k in range(1, stops + 1)} - {0})
         epochs = [epochs[place - 1] for place in ends]
     names = dict.fromkeys([*_COLUMNS, record.get("metric") or "test_accuracy"])
-    columns = {name: [_short(entry.get(name)) for entry in epochs] for name in names if name in epochs[-1]}
+    digits = 7 if stops else 5  # a run that is stopped early is compared with others: as exact as their final numbers
+    columns = {name: [_short(entry.get(name), digits) for entry in epochs] for name in names if name in epochs[-1]}
     if stops:
         columns["epoch"] = [entry["epoch"] for entry in epochs]
-    if "averaged" in epochs[-1]:
-        columns["averaged"] = [_short(entry.get("averaged")) for entry in epochs]
+        if "averaged" in epochs[-1]:
+            columns["averaged"] = [_short(entry.get("averaged"), digits) for entry in epochs]
     metrics = {
         name: [_short(e["metrics"].get(name)) for e in epochs]
         for name in epochs[-1].get("metrics", {})
@@ -249,6 +251,14 @@ def compact(record: Mapping[str, Any], cell: str, scale: str, stops: int = 0) ->
     }  # fmt: skip
     line |= {name: _short(record[name], 7) for name in ("averaged", "metric") if record.get(name)}
     return finite(line)
+
+
+def as_record(line: Line, **fields: Any) -> dict[str, Any]:
+    """A kept run in the form of a lab record, as far as statistics need it: its epochs are a list again."""
+    columns = line["epochs"] if "epoch" in line["epochs"] else {"epoch": []}
+    rows = zip(*columns.values(), strict=True)
+    epochs = [dict(zip(columns, row, strict=True)) for row in rows]
+    return {**line, "recipe": filled(line["recipe"]), "epochs": epochs, **fields}
 
 
 def _final(record: Mapping[str, Any]) -> dict[str, Any]:

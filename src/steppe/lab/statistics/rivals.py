@@ -32,22 +32,28 @@ class Rival:
 
 
 def against_rivals(
-    group: Group, bases: Sequence[Group], metric: str, confidence: float = CONFIDENCE
+    group: Group, bases: Sequence[Group], metric: str, confidence: float = CONFIDENCE, cost: float | None = None
 ) -> list[Difference]:
-    """The method minus each rival at no more than its cost; nothing if no base was trained for as long as it costs."""
-    mine = average(group, "gradients")
+    """The method minus each rival at no more than its cost; nothing if no base was trained for as long as it costs.
+
+    `cost` is how many gradients a rival may take, if not as many as the method.
+    """
+    mine = average(group, "gradients") if cost is None else cost
     alike = [g for g in bases if g.role == "rival" or same_recipe(group, g, METHOD + LENGTH)] or list(bases)
     sound = [g for g in alike if not g.diverged and average(g, "gradients")]
     if not mine or not any(abs((average(g, "gradients") or 0.0) / mine - 1) <= EQUAL for g in sound):
         return []
     limit = mine * (1 + EQUAL)
-    rivals = [rival for g in sound for rival in _rivals(g, metric, limit)]
+    rivals = [rival for g in sound for rival in rivals_of(g, metric, limit)]
     found = [difference_of(group.finished(metric), rival.values, rival.label, confidence) for rival in rivals]
     return [one for one in found if one is not None]
 
 
-def _rivals(base: Group, metric: str, limit: float) -> list[Rival]:
-    """The base at its end, and stopped at its best tenth: that is chosen on all seeds, to the base's advantage."""
+def rivals_of(base: Group, metric: str, limit: float) -> list[Rival]:
+    """The base at its end, and stopped at its best tenth, if they take no more gradients than the limit.
+
+    The tenth is chosen on all seeds, to the base's advantage.
+    """
     ended = Rival(base.label, average(base, "gradients") or 0.0, base.finished(metric))
     by_epoch: dict[int, dict[Hashable, tuple[float, float]]] = {}
     for record in base.done:

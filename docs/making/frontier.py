@@ -1,0 +1,137 @@
+"""The page of the map: one table of all regimes, and for each regime its chart and its rows, from the kept results."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from . import ROOT, figures, first_picture
+
+NOT_YET = "not run yet"
+
+
+@cache
+def tables() -> list[Any]:
+    """The regimes of which anything was run."""
+    from steppe.papers import frontier_table
+
+    return frontier_table.tables(figures.paper_results())
+
+
+def table_of(name: str) -> Any:
+    """A regime's table by its name, if anything of it was run."""
+    return next((table for table in tables() if table.regime.name == name), None)
+
+
+def markdown() -> str:
+    """The whole page below its introduction."""
+    return "\n\n".join([overview(), afterwards(), *map(_regime, tables()), _missing()])
+
+
+def overview() -> str:
+    """One row for each regime."""
+    head = ("regime", "base", "best base, up to 8×", "SAM, ρ by held-out data", "GapSAM", "best other method", "n")
+    lines = [_row(head), "|---" * len(head) + "|"]
+    for table in tables():
+        base, best = table.row("base-1"), table.best_base
+        others = [row for row in table.methods if row.cell not in ("sam", "gapsam") and row.gain is not None]
+        top = max(others, key=lambda row: _sign(table) * row.gain.mean.value, default=None)
+        cells = (
+            table.regime.title, _value(table, base), f"{_shown(table, best.mean)} ({best.label})" if best else "",
+            _gain(table, table.row("sam"), with_name=True), _gain(table, table.row("gapsam")),
+            _gain(table, top, with_name=True), str(base.group.mean(table.regime.metric).n) if base else "",
+        )  # fmt: skip
+        lines.append(_row(cells))
+    return "\n".join(lines)
+
+
+def afterwards() -> str:
+    """What flatness buys afterwards: the base, the best form of it and SAM."""
+    shown = ("base-1", "base-4", "sam", "gapsam", "asam", "gsam")
+    head = ("regime", "net", "test accuracy, %", "with weights of 4 bits", "on changed images", "calibration error")
+    lines = ["## What flatness buys afterwards", "", _row(head), "|---" * len(head) + "|"]
+    for table in tables():
+        for row in (table.row(cell) for cell in shown if table.regime.metric == "test_accuracy"):
+            if row is not None and row.group.mean("rounded") is not None:
+                found = [_percent(row.group.mean(name)) for name in ("rounded", "corrupted", "calibration_error")]
+                lines.append(_row((table.regime.title, row.label, _value(table, row), *found)))
+    note = (
+        "Mean ± standard error, in %. Four bits: every matrix and kernel is rounded to 15 values, with one scale for "
+        "each output. Changed images: the mean over 17 corruptions at severity 3; on digits over four kinds of noise "
+        "at severity 5. The calibration error is the mean distance of confidence and accuracy, in 15 bins."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def _regime(table: Any) -> str:
+    """The chart of a regime, and all its rows folded away."""
+    head = ("", "cost", "n", "lost", _said(table), "less the best base at its cost", "that base", "")
+    lines = [_row(head), "|---" * len(head) + "|"]
+    for row in sorted(table.rows, key=lambda row: not row.is_base):
+        mean, gain = row.group.mean(table.regime.metric), row.gain
+        lines.append(_row((
+            row.label, "" if row.cost is None else f"{row.cost:.3g}×", str(mean.n if mean else 0),
+            str(len(row.group.diverged) or ""), _value(table, row), _gain(table, row),
+            gain.against if gain else "", gain.verdict if gain else "",
+        )))  # fmt: skip
+    parts = [f"## {table.regime.title}", _drawn(table), '<details markdown="1"><summary>All numbers</summary>']
+    return "\n\n".join([*parts, "\n".join(lines), "</details>"])
+
+
+def _drawn(table: Any) -> str:
+    from steppe.papers.frontier_figure import charts
+
+    source = ROOT / "src" / "steppe" / "papers"
+    files = [source / f"{name}.py" for name in ("frontier_figure", "frontier_table", "plotting")]
+    shown = repr([(row.label, row.cost, row.group.mean(table.regime.metric)) for row in table.rows])
+    return figures.kept(f"frontier-{table.regime.name}", [*files, shown], lambda: charts([table]))
+
+
+def _missing() -> str:
+    """The regimes of which nothing was run."""
+    from steppe.papers.definitions.frontier import REGIMES
+
+    names = {table.regime.name for table in tables()}
+    rest = [f"- {regime.title}: `{regime.name}`" for regime in REGIMES if regime.name not in names]
+    return "\n".join([f"## {NOT_YET.capitalize()}", "", *rest]) if rest else ""
+
+
+def _sign(table: Any) -> int:
+    return 1 if table.regime.metric == "test_accuracy" else -1
+
+
+def _said(table: Any) -> str:
+    return "test accuracy, %" if table.regime.metric == "test_accuracy" else "test perplexity"
+
+
+def _value(table: Any, row: Any) -> str:
+    return _shown(table, row.group.mean(table.regime.metric) if row else None)
+
+
+def _shown(table: Any, mean: Any) -> str:
+    if table.regime.metric == "test_accuracy":
+        return _percent(mean)
+    return "" if mean is None else f"{mean.value:.3f}" + ("" if mean.error is None else f" ± {mean.error:.3f}")
+
+
+def _percent(mean: Any) -> str:
+    if mean is None:
+        return ""
+    return f"{100 * mean.value:.1f}" + ("" if mean.error is None else f" ± {100 * mean.error:.1f}")
+
+
+def _gain(table: Any, row: Any, with_name: bool = False) -> str:
+    """The gain over the best base at a method's cost, bold if its interval leaves out zero."""
+    if row is None or row.gain is None:
+        return ""
+    one = row.gain
+    if one.mean.low is None:
+        return f"n = {one.n}: too few"
+    points = table.regime.metric == "test_accuracy"
+    shown = first_picture.text(one) if points else f"{one.mean.value:+.3f} [{one.mean.low:+.3f}, {one.mean.high:+.3f}]"
+    shown = f"**{shown}**" if one.verdict in ("better", "worse") else shown
+    return f"{shown} ({row.label})" if with_name else shown
+
+
+def _row(cells: Any) -> str:
+    return "| " + " | ".join(cells) + " |"
