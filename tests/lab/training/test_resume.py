@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from helpers.small_task import environment
@@ -20,6 +22,7 @@ from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import read_records
 from steppe.lab.runner.local import Job, Place, train_jobs
 from steppe.lab.training.final_curvature import Measuring
+from steppe.lab.training.run import Run
 
 PATIENCE = 600  # seconds for a process to end, on a machine with any load
 # Kills itself at a moment that is named by what the process does, not by a clock. One process forks for each moment.
@@ -31,6 +34,7 @@ import torch
 torch.set_num_threads(1)
 from steppe.lab import records
 from steppe.lab.training import run as train
+train.PAUSE = 0.0  # a checkpoint after every epoch
 from steppe.lab.training.final_curvature import Measuring
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.runner.local import Job, Place, train_jobs
@@ -86,6 +90,31 @@ def without_time(record):
         del epoch["seconds"]
     del record["final"]["seconds"], record["started"], record["finished"], record["environment"]
     return record
+
+
+def test_small_nets_do_not_write_a_checkpoint_each_epoch(tmp_path, monkeypatch):
+    """The first epoch has one, then one every few seconds; what is stopped in between loses those seconds alone."""
+    now, epochs, written = [0.0], 6, []
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    save = torch.save
+    monkeypatch.setattr(
+        "torch.save", lambda data, path: (written.append(len(data["record"]["epochs"])), save(data, path))
+    )
+    recipe = Recipe(
+        data="helpers.small_task:data", model="helpers.small_task:net", batch=32, epochs=epochs, method="sam"
+    )
+    run = Run(recipe, tmp_path)
+    for _ in islice(run.train(), 4 * run.batches.steps + 1):  # and the first step of the fifth epoch
+        now[0] += 2.0 / run.batches.steps
+    assert written == [1, 4]
+    (record,) = read_records(tmp_path)
+    assert len(record["epochs"]) == 4  # the record is written every epoch
+    stopped = Run(recipe, tmp_path)
+    assert len(stopped.record["epochs"]) == 4
+    whole = Run(recipe)
+    for each in (stopped, whole):
+        list(each.train())
+    assert without_time(stopped.record) == without_time(whole.record)
 
 
 @pytest.mark.slow
