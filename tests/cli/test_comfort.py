@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from steppe.cli.app import app
 from steppe.cli.options import OBJECTIVE, PLACE
-from steppe.cli.progress import Display
+from steppe.cli.progress import Display, other_measures
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.runner import estimate
 from steppe.lab.runner.local import Job, News, Place, perform
@@ -78,7 +80,8 @@ def test_lines_say_how_long_the_rest_takes(monkeypatch, capsys):
         show(News(jobs[0].recipe.key, 10, ended=True, said="97 %", before=True))
         now = 40.0  # processes have started
         show(News(jobs[1].recipe.key, 1))
-        for job, now in zip(jobs[1:], (49.0, 59.0, 69.0), strict=True):
+        for job in jobs[1:]:
+            now += 9.0 if job is jobs[1] else 10.0
             show(News(job.recipe.key, 10, ended=True, said="97 %"))
     said = capsys.readouterr().err.splitlines()
     assert said[0].endswith("97 %, about 20 s left") and said[1].endswith("about 10 s left")
@@ -100,3 +103,15 @@ def test_bars_say_how_long_what_is_left_takes(monkeypatch):
         now = 9.0
         show(News(jobs[1].recipe.key, 10, ended=True, said="97 %"))
         assert show._bars.tasks[0].fields["note"] == "2 of 4 done, about 20 s left"
+
+
+def test_the_second_table_names_its_problems(tmp_path):
+    """Clean and wrong labels, as `steppe compare` alone has them, are told apart there too."""
+    recipes = [Recipe(share=0.2, epochs=1, base="sgd", label_noise=noise) for noise in (0.0, 0.6)]
+    records = perform([Job(recipe) for recipe in recipes], Place(tmp_path))
+    console = Console(file=io.StringIO(), width=120)
+    console.print(other_measures(records), other_measures(records[:1]))
+    first, _, second = console.file.getvalue().partition("means over seeds")[2].partition("means over seeds")  # type: ignore[attr-defined]
+    lines = [line.split()[0] for line in first.splitlines() if line.strip()]
+    assert lines == ["method", "digits,", "SGD", "digits,", "SGD"] and "60 % label noise" in first
+    assert len(second.splitlines()) == 3

@@ -33,6 +33,9 @@ from timm.optim import create_optimizer_v2  # noqa: E402
 from timm.optim._optim_factory import default_registry  # noqa: E402
 
 from steppe.integrations.timm import SharpnessAwareScaler, register  # noqa: E402
+from steppe.lab.recipe.base_names import find_base, full_name  # noqa: E402
+from steppe.lab.recipe.recipe import Recipe  # noqa: E402
+from steppe.lab.training.base_optimizers import make_base  # noqa: E402
 
 BATCHES, SIZE = 7, 8
 
@@ -153,3 +156,10 @@ def test_what_cannot_be_right_says_so():
     optimizer = steppe.SharpnessAware(base, METHODS["SAM"])
     with pytest.raises(RuntimeError, match="it must be computed again"):
         scaler(model(data()[0][0]).sum(), optimizer)
+
+
+def test_the_lab_finds_bases_by_their_names():
+    assert full_name("lamb") == "timm.optim:Lamb" and find_base("timm.optim:Lamb") is timm.optim.Lamb
+    base = make_base(Recipe(base="timm.optim:Lamb", lr=0.02, weight_decay=0.1), network().parameters())
+    assert isinstance(base, timm.optim.Lamb)
+    assert (base.param_groups[0]["lr"], base.param_groups[0]["weight_decay"]) == (0.02, 0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -142,3 +143,13 @@ def test_runs_that_are_not_collected_are_shown_and_marked(tmp_path, monkeypatch)
     assert "not collected" not in alone and "69.10 (67.83 to 70.37)" in alone
     assert command("collect", "runs/s0", "s0/table1", "--results", "old/results").exit_code == 0
     assert "not collected" not in command(*args).stdout
+
+
+def test_a_folder_without_kept_results_says_where_they_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("steppe.papers.store.results_folder", lambda: Path("results"))
+    shown = command("show", "s0/table1")
+    assert shown.exit_code == 0 and "not run" in shown.stdout
+    assert shown.stderr == "no kept results here: ours are in results/ of the source, --results FOLDER names it\n"
+    Path("results").mkdir()
+    assert command("show", "s0/table1", "--results", "results").stderr == ""

@@ -26,4 +26,7 @@ def kept_results(folder: Path | None) -> Results:
 
     if folder is not None and not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
-    return Results.read(folder)
+    found = Results.read(folder)
+    if not found.by_file and folder is None:
+        typer.echo("no kept results here: ours are in results/ of the source, --results FOLDER names it", err=True)
+    return found

@@ -101,6 +101,7 @@ _OTHERS = {
 def other_measures(records: Sequence[Any]) -> Table | None:
     """Means over seeds of what is measured besides accuracy; None if no run has ended."""
     from rich.table import Table
+    from rich.text import Text
 
     rows = summarise(records)
     shown = {name: metric for name, metric in _OTHERS.items() if any(row.group.mean(metric) for row in rows)}
@@ -109,7 +110,11 @@ def other_measures(records: Sequence[Any]) -> Table | None:
     table = Table("method", box=None, title="means over seeds", title_justify="left", pad_edge=False)
     for name in shown:
         table.add_column(name, justify="right")
-    for row in rows:
-        means = [row.group.mean(metric) for metric in shown.values()]
-        table.add_row(row.label, *("-" if mean is None else f"{mean.value:.3g}" for mean in means))
+    problems = list(dict.fromkeys(row.problem for row in rows))
+    for problem in problems:
+        if len(problems) > 1:
+            table.add_row(Text(problem, style="bold"))
+        for row in (row for row in rows if row.problem == problem):
+            means = [row.group.mean(metric) for metric in shown.values()]
+            table.add_row(Text(row.label), *("-" if mean is None else f"{mean.value:.3g}" for mean in means))
     return table

@@ -77,6 +77,36 @@ def test_every_form_gives_the_same_examples(form):
             assert inputs.dtype == torch.float32 and targets.dtype == torch.int64
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_data_sets_of_hugging_face_itself():
+    """Columns of numbers, pictures and text, as their package has them."""
+    datasets = pytest.importorskip("datasets")
+    kinds = {"text": datasets.Value("string"), "features": datasets.Sequence(datasets.Value("float32"))}
+    kinds["label"] = datasets.ClassLabel(names=["setosa", "versicolor", "virginica"])
+    parts = {name: (X[rows], Y[rows]) for name, rows in (("train", TRAIN), ("test", TEST))}
+    made = {
+        name: datasets.Dataset.from_dict(
+            {"text": ["an iris"] * len(x), "features": x.tolist(), "label": y.tolist()},
+            features=datasets.Features(kinds),
+        )
+        for name, (x, y) in parts.items()
+    }
+    data = as_data_set(datasets.DatasetDict(made), "data")
+    inputs, targets = data.train.take(torch.arange(len(data.train)))
+    assert torch.equal(inputs, X[TRAIN]) and torch.equal(targets, Y[TRAIN])
+    with pytest.raises(UserError, match="this is one Dataset: give two"):
+        as_data_set(made["train"], "data")
+    picture = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    kinds = {"image": datasets.Image(), "label": datasets.Value("int64")}
+    rows = datasets.Dataset.from_dict(
+        {"image": [picture, picture[::-1].copy()], "label": [0, 1]}, features=datasets.Features(kinds)
+    )
+    data = as_data_set({"train": rows, "test": rows}, "data")
+    assert data.input_shape == (3, 4, 4) and data.classes == 2
+    inputs, _ = data.train.take(torch.tensor([1]))
+    assert torch.equal(inputs[0], torch.as_tensor(picture[::-1].copy()).permute(2, 0, 1))
+
+
 def test_regression_and_labels_have_targets_of_any_shape():
     pair = (X, X[:, :2]), (X[:9], X[:9, :2])
     for task in ("regression", "multi-label"):

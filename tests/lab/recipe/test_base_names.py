@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from steppe.lab.recipe.base_names import base_label, find_base, full_name
+from steppe.lab.recipe.base_names import base_label, check_base, find_base, full_name
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.training.base_optimizers import make_base
 from steppe.support.errors import UserError
@@ -94,6 +94,18 @@ def test_other_packages_bases_are_found_by_their_names(monkeypatch):
     assert isinstance(make_base(Recipe(base="timm.optim:Lamb", momentum=0.9), net().parameters()), Lamb)
     with pytest.raises(UserError, match="no base 'lam'"):
         Recipe(base=full_name("lam"))
+
+
+def test_an_unknown_base_says_which_packages_have_more(monkeypatch):
+    there: dict[str, str] = {}
+    for name in ("timm", "pytorch_optimizer"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", there.get)
+    with pytest.raises(UserError, match=r"no base 'lamp'.* More bases: pip install timm or pytorch-optimizer$"):
+        check_base("lamp")
+    there |= {"timm": "a spec", "pytorch_optimizer": "another"}
+    with pytest.raises(UserError, match=r"no base 'lamp'(?!.*install)"):
+        check_base("lamp")
 
 
 def test_bases_of_pytorch_optimizer():

@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -33,7 +35,11 @@ def check_base(name: str) -> None:
     """Raise for a name that cannot be a base; a function of a module is not looked for yet."""
     known = [*torch_bases(), "adabelief", MUON_AND_ADAMW]
     if ":" not in name and name not in known:
-        raise unknown("base", name, known)
+        packages = [package.partition(".")[0] for package in _OTHERS]
+        missing = [name for name in packages if name not in sys.modules and importlib.util.find_spec(name) is None]
+        install = " or ".join(name.replace("_", "-") for name in missing)
+        said = unknown("base", name, known)
+        raise UserError(f"{said} More bases: pip install {install}") if install else said
 
 
 def full_name(name: str) -> str:
