@@ -9,6 +9,7 @@ subtracted), and leaves the method's direction in ``p.grad`` for any base optimi
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -337,6 +338,12 @@ class SharpnessAware(Recordable, Optimizer):
         state = {k: v for k, v in self.__dict__.items() if k not in gone and not k.startswith("_optimizer_")}
         # A step under way belongs to this object alone; and a copy has another object for the learning rate.
         return {**state, "under_way": Step(), "_lr_set": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharpnessAware:
+        checks.refuse_copy(self.model)
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return twin
 
     def __repr__(self) -> str:
         return f"SharpnessAware(method={self.method!r}, base={self.base!r})"

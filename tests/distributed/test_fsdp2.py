@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -291,3 +292,25 @@ def test_buffers_move_once_a_step():
         for ours, theirs in zip(net.buffers(), plain.buffers(), strict=True):
             assert torch.allclose(ours.double(), theirs.double(), rtol=0, atol=1e-14)
     assert net.norm.num_batches_tracked == len(digits())
+
+
+def test_an_optimizer_is_copied_by_its_state():
+    """torch itself copies no model that FSDP2 shards. The error says what to do, and that works."""
+    batches = digits(steps=3)
+    net = sharded(Net())
+    opt = SharpnessAware(BASES["adamw"](net.parameters()), SAM(rho=0.3), net)
+    train(opt, net, batches[:2])
+    for copied in (opt, (opt, net)):
+        with pytest.raises(TypeError, match=r"copy the state_dict\(\) of both"):
+            copy.deepcopy(copied)
+    with pytest.raises(AssertionError, match="FSDP does not support deepcopy"):
+        copy.deepcopy(net)
+
+    states = copy.deepcopy((net.state_dict(), opt.state_dict()))
+    twin = sharded(Net())
+    its = SharpnessAware(BASES["adamw"](twin.parameters()), SAM(rho=0.3), twin)
+    twin.load_state_dict(states[0])
+    its.load_state_dict(states[1])
+    train(opt, net, batches[2:])
+    train(its, twin, batches[2:])
+    assert_identical(whole(twin), whole(net))

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..method import Method
 from .bases import Together
 from .home import PLACES, Place
-from .replicas import in_a_pipeline, replicated, sharded_by_fsdp1
+from .replicas import fully_sharded, in_a_pipeline, replicated, sharded_by_fsdp1
 from .shards import local as local_part
 from .shards import sharded
 
@@ -115,6 +115,15 @@ def check_model(model: nn.Module | None) -> None:
         raise TypeError(
             "FullyShardedDataParallel (FSDP1) is not supported: its shards do not say what part of a weight they are. "
             "Use FSDP2: torch.distributed.fsdp.fully_shard"
+        )
+
+
+def refuse_copy(model: nn.Module | None) -> None:
+    """torch copies no model that FSDP2 shards; an optimizer of a copy of the parameters would train nothing."""
+    if model is not None and any(fully_sharded(module) for module in model.modules()):
+        raise TypeError(
+            "a model that FSDP2 shards cannot be copied, nor can its optimizer: copy the state_dict() of both and load "
+            "it into new ones"
         )
 
 
