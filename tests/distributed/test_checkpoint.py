@@ -24,6 +24,7 @@ from helpers.ranks import (
     BASES,
     Drift,
     Net,
+    all_methods,
     assert_identical,
     assert_ranks_agree,
     digits,
@@ -34,9 +35,10 @@ from helpers.ranks import (
     unchanged,
     whole,
 )
-from steppe import GSAM, SAM, Every, SharpnessAware
+from steppe import GSAM, SAM, Every, SharpnessAware, Space
 
 WRAPPERS = {"ddp": DDP, "fsdp2": sharded, "fsdp2-one-whole": lambda net: sharded(net, unsharded=[net.heat])}
+REMEMBERING = {name: m for name, m in all_methods().items() if m.memory(Space([torch.zeros(1)]))}
 METHODS = {"sam": SAM(rho=0.3), "drift": Drift(rho=0.3), "every-third": Every(3, Drift(rho=0.3))}
 OPTIONS = {
     "sharded": StateDictOptions(),
@@ -108,17 +110,24 @@ def test_a_resumed_run_ends_in_the_same_bits(wrapper, saved, base, folder):
 
 @each_method()
 def test_every_method_resumes(method):
-    """In memory: what a checkpoint holds is copied into the tensors of a fresh state, as loading a file does.
+    resumes("fsdp2", method)
 
-    Under FSDP2, whose state is sharded. DDP's is that of one process, which is tested there with every method.
-    """
+
+@pytest.mark.parametrize("method", REMEMBERING)
+def test_every_method_that_remembers_resumes_as_replicas(method):
+    """Without memory there is nothing of the method's own in a checkpoint: then all methods are SAM, tested above."""
+    resumes("ddp", REMEMBERING[method])
+
+
+def resumes(wrapper, method):
+    """In memory: what a checkpoint holds is copied into the tensors of a fresh state, as loading a file does."""
     batches = digits(steps=5)
-    net, opt = build("fsdp2", method, "adamw")
+    net, opt = build(wrapper, method, "adamw")
     train_any(opt, net, batches[:3])
     saved = copy.deepcopy((get_model_state_dict(net), get_optimizer_state_dict(net, opt)))
     train_any(opt, net, batches[3:])
 
-    again, opt_again = build("fsdp2", method, "adamw")
+    again, opt_again = build(wrapper, method, "adamw")
     fresh = get_model_state_dict(again), get_optimizer_state_dict(again, opt_again)
     set_model_state_dict(again, filled(fresh[0], saved[0]))
     set_optimizer_state_dict(again, opt_again, filled(fresh[1], saved[1]))

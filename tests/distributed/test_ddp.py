@@ -54,14 +54,16 @@ def test_two_ranks_equal_the_equations_on_the_whole_batch(kind, method, base, dt
     assert_close(net, alone, TOLERANCE[dtype, base])
 
 
+@pytest.mark.filterwarnings("ignore:.*with momentum it overshoots")  # SASAM, SASGD: here only equality counts
 @each_method()
 def test_every_method_equals_itself_in_one_process(method):
+    """With SGD as base; the same test under FSDP2 has AdamW. Bases and wrappers meet in the test above."""
     batches = digits(steps=3)
     alone = Net()
-    train_any(SharpnessAware(BASES["adamw"](alone.parameters()), method, alone), alone, batches, alone=True)
+    train_any(SharpnessAware(BASES["sgd"](alone.parameters()), method, alone), alone, batches, alone=True)
 
     net = DDP(Net(), gradient_as_bucket_view=True)
-    train_any(SharpnessAware(BASES["adamw"](net.parameters()), method, net), net, batches)
+    train_any(SharpnessAware(BASES["sgd"](net.parameters()), method, net), net, batches)
 
     assert_ranks_agree(net)
     assert_close(net, alone, tolerance_of(method))
