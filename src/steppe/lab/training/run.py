@@ -35,7 +35,7 @@ from .batches import Batches, data_for, default_generator, seed_for
 from .checkpoints import read_checkpoint, write_weights
 from .precision import autocast, parameter_dtype, scaler, set_precision
 from .ranks import ALONE, Ranks
-from .tasks import Task, task_of
+from .tasks import task_of
 
 PAUSE = 5.0  # seconds between two checkpoints: small nets train an epoch in less time than they take to be written
 
@@ -53,16 +53,6 @@ def fit_whitening(net: nn.Module, data: DataSet, most: int = 5000) -> None:
         if isinstance(layer, Whitening):
             inputs, _ = data.train.take(torch.arange(min(most, len(data.train))))
             layer.fit(prepare(inputs, data, layer.weight.dtype))
-
-
-def forward_of(model: nn.Module, task: Task, compiled: bool) -> Callable[[Tensor, Tensor], tuple[Any, Tensor]]:
-    """The outputs and the loss of a batch. Compiled together, the loss of many classes takes half the time."""
-
-    def forward(inputs: Tensor, targets: Tensor) -> tuple[Any, Tensor]:
-        outputs = model(inputs)
-        return outputs, task.loss(outputs, targets)
-
-    return torch.compile(forward) if compiled else forward
 
 
 class Run:
@@ -103,8 +93,7 @@ class Run:
             # Convolutions are fastest in this memory format.
             self.net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         self.model = ranks.wrapped(self.net, self.device, recipe.compile)
-        joined = recipe.compile and not ranks.kind and not recipe.loss  # a loss of the user's may not compile
-        self._forward = forward_of(self.net if joined else self.model, self.task, joined)
+        self._forward = self._make_forward()
         base = make_base(recipe, self.net.parameters(), self.net)
         self.optimizer = SharpnessAware(base, method, model=self.model, seed=seed_for(recipe.seed) % 2**31)
         self._first_lrs = [group["lr"] for group in self.optimizer.param_groups]  # schedules scale them
@@ -123,8 +112,7 @@ class Run:
         count = lambda *batch: me._count_test(*batch)  # noqa: E731
         self._test = Replayed(count) if ranks.world == 1 and self.task.of_all is None else count
         self._test_outputs: list[tuple[Tensor, Tensor]] = []  # for a metric of all outputs
-        self._saved = -math.inf  # when the checkpoint was written
-        self._looks_before = 0  # looks of earlier processes, before the checkpoint
+        self._saved, self._looks_before = -math.inf, 0  # when a checkpoint was written; looks of earlier processes
         self._random = default_generator(self.device)
         self.record: Record = new_record(recipe, role, label, device)
         if self.task.name != "test_accuracy":
@@ -136,6 +124,17 @@ class Run:
         self._resume()
 
     # One step
+
+    def _make_forward(self) -> Callable[[Tensor, Tensor], tuple[Any, Tensor]]:
+        """The outputs and the loss of a batch; compiled together, the loss of many classes takes half the time."""
+        together = self.recipe.compile and not self.ranks.kind and not self.recipe.loss  # the user's may not compile
+        model, of = self.net if together else self.model, self.task.loss
+
+        def forward(inputs: Tensor, targets: Tensor) -> tuple[Any, Tensor]:
+            outputs = model(inputs)
+            return outputs, of(outputs, targets)
+
+        return torch.compile(forward) if together else forward
 
     def step(self, inputs: Tensor, targets: Tensor, auxiliary: tuple[Tensor, Tensor] | None = None) -> None:
         """One step of the optimizer. On a GPU, after a few eager steps, it replays a captured graph."""
