@@ -39,8 +39,9 @@ def recipe_for(given: Mapping[str, Any]) -> Recipe:
     asked["base_settings"] = settings
     if asked.get("base", defaults["base"]) != defaults["base"]:
         defaults |= defaults_of_base(asked["base"])
-    if asked.get("task", "classification") != "classification" and not is_users(data):
-        raise UserError(f"data set {data} is for classification: --task {asked['task']} needs your own --data")
+    own = str(defaults.get("task", "classification"))
+    if asked.get("task", own) != own and not is_users(data):
+        raise UserError(f"data set {data} is for {own}: --task {asked['task']} needs your own --data")
     return Recipe.of({**defaults, **asked, "data": data, "model": model})
 
 

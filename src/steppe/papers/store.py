@@ -198,13 +198,13 @@ def collect(folder: Path, experiment: Experiment, scale: str = "full", into: Pat
 def _finished(folder: Path, experiment: Experiment, scale: str, apart_from: set[str]) -> Iterator[Line]:
     """The finished runs of an experiment in a folder. Of cells with the same recipe the first one names a run."""
     records = read_records([path for path in sorted(folder.glob("*.json")) if path.name not in apart_from])
-    ended = [record for record in records if record["status"] in ("done", "diverged")]
-    taken: set[str] = set()
+    ended: dict[str, list[Any]] = {}
+    for record in records:
+        if record["status"] in ("done", "diverged"):
+            ended.setdefault(without_seed(record["recipe"]), []).append(record)
     for cell in experiment.cells:
-        wanted = "" if cell.recipe is None else experiment.identity(cell, scale)
-        for record in ended:
-            if without_seed(record["recipe"]) == wanted and record["key"] not in taken:
-                taken.add(record["key"])
+        if cell.recipe is not None:
+            for record in ended.pop(experiment.identity(cell, scale), ()):
                 yield compact(record, cell.name, scale, experiment.stops)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from steppe.lab.data import load, prepare
 from steppe.lab.data.text import LENGTH, text_in
+from steppe.lab.preparing import recipe_for
 from steppe.support.errors import UserError
 
 WORDS = "Grüße von der Steppe. "  # 22 letters, two of them of two bytes
@@ -65,3 +66,10 @@ def test_errors_in_one_line(tmp_path):
     write(tmp_path / "short", 10, rows=0)
     with pytest.raises(UserError, match="a document needs more than 128 bytes"):
         text_in(tmp_path / "short")
+
+
+def test_a_language_model_is_the_default_for_text(tmp_path):
+    recipe = recipe_for({"data": f"text:{tmp_path}"})
+    assert (recipe.task, recipe.model, recipe.base, recipe.augmentation) == ("language", "gpt-tiny", "adamw", "none")
+    with pytest.raises(UserError, match="is for language: --task regression needs your own --data"):
+        recipe_for({"data": "text", "task": "regression"})

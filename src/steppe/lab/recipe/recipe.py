@@ -227,7 +227,7 @@ def _check_auxiliary(text: str) -> None:
 
 _MODELS = {
     "digits": "digits-mlp", "mnist": "mlp-3", "fashion-mnist": "mlp-3", "cifar-100": "resnet-18",
-    "tiny-imagenet": "resnet-18", "imagenette": "resnet-50", "imagenet": "resnet-50",
+    "tiny-imagenet": "resnet-18", "imagenette": "resnet-50", "imagenet": "resnet-50", "text": "gpt-tiny",
 }  # fmt: skip
 _SMALL = {"base": "adam", "lr": 1e-3, "batch": 100, "epochs": 20}  # Generalization Aware Minimization's settings
 _LARGE = {
@@ -240,6 +240,10 @@ _FAST = {
     "label_smoothing": 0.2, "precision": "bf16",
 }  # fmt: skip
 _DIGITS = {"base": "sgd", "lr": 0.1, "momentum": 0.9, "batch": 64, "epochs": 40, "schedule": "cosine"}
+_TEXT = {
+    "task": "language", "base": "adamw", "lr": 1e-3, "weight_decay": 0.1, "batch": 64, "epochs": 2,
+    "schedule": "cosine", "warmup": 200, "clip": 1.0,
+}  # fmt: skip
 SMALL_MODELS = ("digits-mlp", "mlp-3", "mlp-6", "cnn-3", "cnn-5", "cnn-14")
 
 
@@ -247,7 +251,7 @@ def suggested_model(data: str) -> str:
     """The model for a data set when none is named."""
     if is_users(data):
         raise UserError(f"name a model for your own data {data!r}: --model")
-    return _MODELS.get(data, "cnn-5")
+    return _MODELS.get(data.partition(":")[0], "cnn-5")
 
 
 def is_users(data: str) -> bool:
@@ -261,6 +265,8 @@ def suggested(data: str, model: str) -> dict[str, Any]:
         return dict(_FAST)
     if data == "digits":
         return dict(_DIGITS)
+    if data.partition(":")[0] == "text":
+        return dict(_TEXT)
     if data in ("imagenet", "imagenette"):  # crops are made when the images are read
         return {**_LARGE, "epochs": 90, "batch": 256, "weight_decay": 1e-4, "augmentation": "flip"}
     if model in SMALL_MODELS or ":" in model or is_users(data):
