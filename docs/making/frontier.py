@@ -25,7 +25,25 @@ def table_of(name: str) -> Any:
 
 def markdown() -> str:
     """The whole page below its introduction."""
-    return "\n\n".join([overview(), afterwards(), *map(_regime, tables()), _missing()])
+    return "\n\n".join([sentences(), overview(), afterwards(), *map(_regime, tables()), _missing()])
+
+
+def sentences() -> str:
+    """For each regime in words: what is better than the best base at its cost, and what is worse, beyond doubt."""
+    lines = []
+    for table in tables():
+        judged = [row for row in table.methods if row.gain is not None and row.gain.mean.low is not None]
+        said = []
+        for word in ("better", "worse"):
+            found = [row for row in judged if row.gain.verdict == word and not row.group.diverged]
+            if found:
+                names = ", ".join(f"{row.label} ({_gain(table, row).strip('*')})" for row in found)
+                said.append(f"{word}: {names}")
+        rest = len(judged) - sum(row.gain.verdict in ("better", "worse") for row in judged)
+        said.append(f"undecided: {rest} of {len(judged)} methods")
+        if judged:
+            lines.append(f"- **{table.regime.title}**: {'; '.join(said)}.")
+    return "\n".join(lines)
 
 
 def overview() -> str:
@@ -48,19 +66,33 @@ def overview() -> str:
 def afterwards() -> str:
     """What flatness buys afterwards: the base, the best form of it and SAM."""
     shown = ("base-1", "base-4", "sam", "gapsam", "asam", "gsam")
-    head = ("regime", "net", "test accuracy, %", "with weights of 4 bits", "on changed images", "calibration error")
+    head = (
+        "regime", "net", "test accuracy, %", "with weights of 4 bits", "lost by them", "on changed images",
+        "calibration error",
+    )  # fmt: skip
     lines = ["## What flatness buys afterwards", "", _row(head), "|---" * len(head) + "|"]
     for table in tables():
         for row in (table.row(cell) for cell in shown if table.regime.metric == "test_accuracy"):
             if row is not None and row.group.mean("rounded") is not None:
-                found = [_percent(row.group.mean(name)) for name in ("rounded", "corrupted", "calibration_error")]
-                lines.append(_row((table.regime.title, row.label, _value(table, row), *found)))
+                bits, images, error = (
+                    _percent(row.group.mean(n)) for n in ("rounded", "corrupted", "calibration_error")
+                )
+                found = (_value(table, row), bits, _percent(_lost(row.group)), images, error)
+                lines.append(_row((table.regime.title, row.label, *found)))
     note = (
         "Mean ± standard error, in %. Four bits: every matrix and kernel is rounded to 15 values, with one scale for "
         "each output. Changed images: the mean over 17 corruptions at severity 3; on digits over four kinds of noise "
         "at severity 5. The calibration error is the mean distance of confidence and accuracy, in 15 bins."
     )
     return "\n".join([*lines, "", note])
+
+
+def _lost(group: Any) -> Any:
+    """The accuracy that rounding costs, run by run."""
+    from steppe.lab.statistics import mean_of
+
+    before, after = group.finished("test_accuracy"), group.finished("rounded")
+    return mean_of([before[seed] - after[seed] for seed in before if seed in after])
 
 
 def _regime(table: Any) -> str:

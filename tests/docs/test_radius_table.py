@@ -54,13 +54,17 @@ def test_the_other_numbers_of_the_page_are_those_of_records():
 
 
 def test_the_situations_say_what_their_records_say():
-    """The words above the table: what overfits gains, little data and clean labels do not."""
+    """The words above the table: what overfits gains, little data and clean labels do not.
+
+    On digits with wrong labels the average of the base, stopped early, is as good as SAM.
+    """
     regimes = making("regimes")
     found = {name: row[2].verdict for name, row in regimes.rows().items()}
-    assert found == {
-        "digits-0.6": "better", "digits-0": "no difference seen", "cifar-40": "better", "cifar-clean": "better",
-        "tenth": "worse",
+    assert {name: found[name] for name in ("digits-0.6", "digits-0", "cifar-40", "cifar-clean", "tenth")} == {
+        "digits-0.6": "no difference seen", "digits-0": "probably worse", "cifar-40": "better",
+        "cifar-clean": "better", "tenth": "worse",
     }  # fmt: skip
+    assert regimes.rows()["digits-0.6"][2].against.endswith("EMA 0.99, stopped early")
     table = regimes.markdown()
     assert all(f"| {situation} |" in table for situation in regimes.ORDER)
     assert table.count(f"| {regimes.NOT_YET} | | | |") == 2

@@ -79,10 +79,15 @@ def test_the_definition_follows_the_kept_runs():
 
 
 def test_each_regime_has_its_number_of_seeds():
-    jobs = plan(find("extra/frontier"), "full", cells=["digits-60/base-1", "digits-60/choose/0.1", "vit/base-1"]).jobs
+    jobs = plan(
+        find("extra/frontier"),
+        "full",
+        cells=["digits-60/base-1", "digits-60/choose/0.1", "vit/base-1", "vit/choose/0.1"],
+    ).jobs
     seeds = {name: [job.recipe.seed for job in jobs if job.name == name] for name in {job.name for job in jobs}}
     assert seeds == {
         "digits-60/base-1": list(range(10)), "digits-60/choose/0.1": [0, 1, 2], "vit/base-1": [0, 1, 2],
+        "vit/choose/0.1": [0],
     }  # fmt: skip
     asked = plan(find("extra/frontier"), "full", 4, ["vit/base-1"]).jobs
     assert [job.recipe.seed for job in asked] == [0, 1, 2, 3]

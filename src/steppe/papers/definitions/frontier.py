@@ -15,13 +15,13 @@ Nothing here looks at the test data to choose.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from ...lab.recipe.base_names import base_label
 from ...lab.recipe.method_text import canonical
-from ...lab.recipe.recipe import Recipe
+from ...lab.recipe.recipe import Recipe, suggested
 from ..experiment import Cell, Experiment
 from ..robustness import Robustness
 from ..store import kept_lines
@@ -30,7 +30,6 @@ NAME = "extra/frontier"
 LENGTHS = (1, 2, 4, 8)
 RADII = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 CHOOSING = "choosing"  # the role of runs on held-out data
-_SEEDS = 3  # for each radius
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Regime:
     recipe: Recipe
     seeds: int
     hold_out: float = 0.1  # of the training data, to choose the radius
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the recipe, for methods that hold out a batch
+    choosing: int = 1  # seeds of each radius on held-out data; more where few are held out
 
     @property
     def base(self) -> str:
@@ -62,7 +61,7 @@ def _digits(noise: float) -> Regime:
     )  # fmt: skip
     labels = f"{100 * noise:g} % wrong labels" if noise else "clean labels"
     name = f"digits-{100 * noise:g}" if noise else "digits-clean"
-    return Regime(name, f"digits, {labels}, small net, SGD, 40 epochs", recipe, 10, hold_out=0.2)
+    return Regime(name, f"digits, {labels}, small net, SGD, 40 epochs", recipe, 10, 0.2, 3)
 
 
 def _cnn(name: str, said: str, **fields: Any) -> Regime:
@@ -70,7 +69,7 @@ def _cnn(name: str, said: str, **fields: Any) -> Regime:
         "data": "cifar-10", "model": "cnn-5", "base": "adam", "lr": 1e-3, "batch": 100, "epochs": 20,
         "average": "ema:0.999", **fields,
     })  # fmt: skip
-    return Regime(name, f"CIFAR-10, {said}, CNN-5, Adam, {recipe.epochs} epochs", recipe, 10)
+    return Regime(name, f"CIFAR-10, {said}, CNN-5, Adam, {recipe.epochs} epochs", recipe, 10, choosing=2)
 
 
 def _resnet(name: str, said: str, augmentation: str) -> Regime:
@@ -89,6 +88,9 @@ _GPT = Recipe(
     data="text", task="language", model="gpt-tiny", base="adamw", lr=1e-3, weight_decay=0.1, batch=64, epochs=2,
     schedule="cosine", warmup=200, clip=1.0, precision="bf16", average="ema:0.999",
 )  # fmt: skip
+_FAST = Recipe.of({
+    "data": "cifar-10", "model": "fast-cnn", **suggested("cifar-10", "fast-cnn"), "average": "ema:0.99",
+})  # fmt: skip
 REGIMES = (
     *(_digits(noise) for noise in (0.0, 0.2, 0.4, 0.6)),
     _cnn("cifar-clean", "clean labels"),
@@ -98,7 +100,8 @@ REGIMES = (
     _resnet("resnet-plain", "no augmentation", "none"),
     Regime("vit", "CIFAR-10, crops and flips, ViT-tiny, AdamW, 30 epochs", _VIT, 3),
     Regime("language", "text, a small GPT, AdamW, 2 epochs", _GPT, 3),
-)  # a net that trains in seconds, with many seeds, is to follow here
+    Regime("fast", f"CIFAR-10, moves and flips, fast-cnn, SGD, {_FAST.epochs} epochs", _FAST, 100),
+)
 
 
 def fixed_cells(regime: Regime) -> Iterator[Cell]:
@@ -107,7 +110,7 @@ def fixed_cells(regime: Regime) -> Iterator[Cell]:
     for length in LENGTHS:
         said, role = (base, "base") if length == 1 else (f"{base}, {length}x longer", "equal-cost")
         yield _cell(regime, f"base-{length}", said, role, longer(own, length))
-    for length in LENGTHS[:2] if own.base == "sgd" else ():
+    for length in LENGTHS[:2] if own.base == "sgd" and not own.nesterov else ():
         said = f"{base}, Nesterov" + ("" if length == 1 else f", {length}x longer")
         yield _cell(
             regime, f"nesterov-{length}", said, "rival", replace(longer(own, length), nesterov=True, average="")
@@ -125,7 +128,7 @@ def fixed_cells(regime: Regime) -> Iterator[Cell]:
         yield _cell(regime, name, said, "method", _with(own, method, **settings))
     for rho in RADII:
         recipe = _with(own, f"sam:rho={rho}", hold_out=regime.hold_out)
-        yield _cell(regime, f"choose/{rho}", f"SAM, ρ = {rho}, on held-out data", CHOOSING, recipe, _SEEDS)
+        yield _cell(regime, f"choose/{rho}", f"SAM, ρ = {rho}, on held-out data", CHOOSING, recipe, regime.choosing)
 
 
 def chosen_cells(regime: Regime, rho: float) -> Iterator[Cell]:
@@ -168,15 +171,22 @@ def chosen_radii(lines: Any) -> dict[str, float]:
 
     A training that was lost counts as the worst. Of radii that are equal the smaller one is taken.
     """
-    found: dict[str, dict[float, list[float]]] = {}
+    found: dict[str, dict[float, dict[int, float]]] = {}
     for line in lines:
-        if line["role"] == CHOOSING and line["scale"] == "full" and line["seed"] < _SEEDS:
+        if line["role"] == CHOOSING and line["scale"] == "full":
             regime, _, rho = line["cell"].split("/")
-            found.setdefault(regime, {}).setdefault(float(rho), []).append(_score(line))
-    whole = {
-        regime: scores for regime, scores in found.items() if all(len(scores.get(rho, ())) == _SEEDS for rho in RADII)
-    }
-    return {regime: max(RADII, key=lambda rho: (fmean(scores[rho]), -rho)) for regime, scores in whole.items()}
+            found.setdefault(regime, {}).setdefault(float(rho), {})[line["seed"]] = _score(line)
+    chosen = {}
+    for regime in REGIMES:
+        scores = {rho: _means(by_seed, regime.choosing) for rho, by_seed in found.get(regime.name, {}).items()}
+        if all(scores.get(rho) is not None for rho in RADII):
+            chosen[regime.name] = max(RADII, key=lambda rho, scores=scores: (scores[rho], -rho))
+    return chosen
+
+
+def _means(by_seed: Mapping[int, float], seeds: int) -> float | None:
+    """The mean over the seeds that choose; None if one is missing."""
+    return fmean(by_seed[seed] for seed in range(seeds)) if by_seed.keys() >= set(range(seeds)) else None
 
 
 def _score(line: Mapping[str, Any]) -> float:
