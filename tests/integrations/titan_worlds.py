@@ -8,6 +8,7 @@ Importing it takes seconds, so it is imported once, and every rank is a copy of 
 # ruff: noqa: E402
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -104,7 +105,7 @@ class Text(BaseDataLoader):
         self.position = state_dict["position"]
 
 
-def settings(folder: Path, steps: int = STEPS, save: bool = False) -> dict[str, Any]:
+def settings(folder: Path, steps: int = STEPS, save: bool = False, **parallelism: Any) -> dict[str, Any]:
     """A llama of two layers, micro-batches of two rows."""
     spec = model_registry("debugmodel")
     del spec.model.layers[2:]
@@ -121,7 +122,8 @@ def settings(folder: Path, steps: int = STEPS, save: bool = False) -> dict[str, 
         "metrics": metrics.MetricsProcessor.Config(log_freq=1),
         "checkpoint": CheckpointManager.Config(enable=save, interval=2, last_save_model_only=False),
         "activation_checkpoint": None,
-        "parallelism": ParallelismConfig(spmd_backend="partial_dtensor"),  # the default needs a newer torch
+        # Its default needs a newer torch.
+        "parallelism": ParallelismConfig(spmd_backend="partial_dtensor", **parallelism),
         "training": TrainingConfig(
             local_batch_size=2, global_batch_size=ROWS, seq_len=LENGTH, max_norm=0.5, steps=steps,
             disable_cuda_graphs=True, mixed_precision_param="float32",
@@ -139,6 +141,16 @@ def prepare(trainer: titan.Trainer) -> None:
             generator = torch.Generator().manual_seed(sum(name.encode()))
             drawn = torch.randn(p.shape, generator=generator) * 0.02 + ("norm" in name)
             p.detach().copy_(distribute_tensor(drawn, p.device_mesh, p.placements))
+
+    if trainer.parallel_dims.pp_enabled:
+        trainer.pp_schedule.step = functools.partial(step_of_lists, trainer.pp_schedule.step)
+
+
+def step_of_lists(step: Any, *, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any, **settings: Any) -> None:
+    """A schedule's step on micro-batches, which torch 2.13 splits itself."""
+    assert not any(kwarg_mbs)
+    words = () if arg_mbs is None else (torch.cat([words for (words,) in arg_mbs]),)
+    step(*words, target=None if target_mbs is None else torch.cat(target_mbs), **settings)
 
 
 def weights(trainer: titan.Trainer) -> dict[str, Tensor]:
@@ -198,7 +210,7 @@ SAM = steppe.SAM(rho=0.05)
 METHODS = {"torchtitan": None, "Plain": steppe.Plain(), "SAM": SAM, "LookSAM": steppe.LookSAM(rho=0.05, k=3)}
 RANKS = {"by hand": 1, "LookSAM FSDP2": 2, "LookSAM FSDP2, interrupted": 2, "LookSAM FSDP2, resumed": 2} | {
     f"{method} {where}": ranks
-    for where, ranks in (("alone", 1), ("FSDP2", 2))
+    for where, ranks in (("alone", 1), ("FSDP2", 2), ("pipeline", 2))
     for method in ("torchtitan", "Plain", "SAM")
 }
 
@@ -209,7 +221,8 @@ def world(name: str, folder: Path) -> dict[str, Any]:
         return by_hand(folder)
     if "FSDP2, " in name:  # two worlds, one after the other
         return trained(METHODS["LookSAM"], folder=folder.parent, steps=2 if "interrupted" in name else STEPS, save=True)
-    return trained(METHODS[name.split()[0]], folder=folder)
+    parallelism = {"pipeline_parallel_degree": 2} if "pipeline" in name else {}
+    return trained(METHODS[name.split()[0]], folder=folder, **parallelism)
 
 
 def rank(name: str, number: int, folder: Path, port: int) -> int:
