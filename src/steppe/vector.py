@@ -299,7 +299,7 @@ class Vector:
     def copy_(self, other: Vector) -> None:
         """Copy the entries of another vector."""
         self._norm = None
-        torch._foreach_copy_(self.tensors, other.tensors)
+        tensor_lists.copy(self.tensors, other.tensors)
 
     def add_(self, other: Vector) -> None:
         """Add another vector, without a temporary of that size."""

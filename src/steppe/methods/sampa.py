@@ -57,7 +57,7 @@ class SAMPa(Method):
         if ctx.lr is None:
             raise RuntimeError("SAMPa looks one step of the learning rate ahead, and the base optimizer has none")
         ahead, there = yield self._both(ctx.lr, ctx.memory["y"])
-        ctx.remember(y=ahead.grad.clone())  # FSDP2's gradients cannot be saved: their storage is not their own
+        ctx.remember(y=ahead.grad)
         return (1 - self.lam) * there.grad + self.lam * ahead.grad
 
     def _both(self, lr: Any, y: Vector) -> Iterator[Look]:
