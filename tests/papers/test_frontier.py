@@ -93,6 +93,17 @@ def test_each_regime_has_its_number_of_seeds():
     assert [job.recipe.seed for job in asked] == [0, 1, 2, 3]
 
 
+def test_a_fresh_machine_goes_on_where_the_kept_results_end():
+    experiment, cells = find("extra/frontier"), ["digits-60/base-1", "digits-60/choose"]
+    whole, rest = (plan(experiment, "full", None, cells, missing).jobs for missing in (False, True))
+    kept = {one["key"] for one in kept_lines("extra-frontier")}
+    assert len(whole) == 10 + 7 * 3
+    assert [job.recipe.key for job in rest] == [job.recipe.key for job in whole if job.recipe.key not in kept]
+    assert len(rest) < len(whole)
+    smoke = plan(experiment, "smoke", None, cells, missing=True).jobs  # another scale is another run
+    assert len(smoke) == len(plan(experiment, "smoke", None, cells).jobs)
+
+
 # The table
 
 

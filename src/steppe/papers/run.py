@@ -14,7 +14,7 @@ from ..lab.runner.finished import run_lock
 from ..lab.runner.local import Job, Place, Tell, done_already, news_of, perform
 from ..support.errors import UserError
 from .experiment import Cell, Experiment, select
-from .store import FORMAT, Line, computed_key, read_computed, write_computed
+from .store import FORMAT, Line, computed_key, kept_lines, read_computed, write_computed
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Planned:
     seeds: Sequence[int]
     cells: tuple[Cell, ...]
     own: bool = False  # a cell that says how many seeds it has is run with so many of them
+    kept: frozenset[str] = frozenset()  # the keys of runs that are left out
 
     def of_seed(self, seed: int) -> list[Cell]:
         """The cells that are run with a seed."""
@@ -40,7 +41,7 @@ class Planned:
                 if cell.recipe is not None:
                     job = Job(self.experiment.recipe(cell, self.scale, seed), cell.role, cell.name)
                     found.setdefault(job.recipe.key, job)
-        return list(found.values())
+        return [job for key, job in found.items() if key not in self.kept]
 
     @property
     def computed(self) -> list[tuple[Cell, int]]:
@@ -48,13 +49,16 @@ class Planned:
         return [(cell, seed) for seed in self.seeds for cell in self.of_seed(seed) if cell.recipe is None]
 
 
-def plan(experiment: Experiment, scale: str, seeds: int | None = None, cells: Iterable[str] = ()) -> Planned:
-    """The runs of an experiment, or of some of its cells."""
+def plan(
+    experiment: Experiment, scale: str, seeds: int | None = None, cells: Iterable[str] = (), missing: bool = False
+) -> Planned:
+    """The runs of an experiment, or of some of its cells; with `missing`, those whose results are not kept."""
     if seeds is not None and seeds < 1:
         raise UserError(f"--seeds must be at least 1, not {seeds}")
     chosen = select(experiment, cells)
     most = max((cell.seeds or experiment.seeds for cell in chosen), default=1)
-    return Planned(experiment, scale, range(seeds or most), chosen, own=seeds is None)
+    kept = frozenset(line["key"] for line in kept_lines(experiment.slug)) if missing else frozenset[str]()
+    return Planned(experiment, scale, range(seeds or most), chosen, seeds is None, kept)
 
 
 def run(planned: Planned, place: Place, workers: int = 1, tell: Tell = lambda news: None, train: Any = perform) -> None:

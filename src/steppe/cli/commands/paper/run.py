@@ -34,11 +34,13 @@ def command(
     out: Annotated[
         Path | None, typer.Option(help="Folder for records; by default runs/, named after the table.")
     ] = None,
+    missing: Annotated[bool, typer.Option("--missing", help="Leave out runs whose results are kept already.")] = False,
     dry: Annotated[bool, typer.Option(help="Only list what would be run.")] = False,
 ) -> None:
     """Run a table or figure again, or some of its cells. Finished runs are not repeated, stopped runs go on.
 
     Several machines can each run some cells into folders of their own; `steppe paper collect` brings results together.
+    With --missing a fresh machine goes on where the kept results end.
     """
     from ....lab.runner.local import Place
     from ....papers.experiment import check_scale
@@ -47,7 +49,7 @@ def command(
     from ...progress import Display
 
     experiment, device = find(name), best_device() if device == "auto" else device
-    planned = plan(experiment, check_scale(scale), seeds, cells or ())
+    planned = plan(experiment, check_scale(scale), seeds, cells or (), missing)
     set_data_folder(data_dir)
     if threads < 1:
         raise UserError(f"--threads must be at least 1, not {threads}")
