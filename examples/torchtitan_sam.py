@@ -1,7 +1,9 @@
 """torchtitan's trainer with a sharpness-aware method. Model, data, parallelism and checkpoints stay torchtitan's.
 
-cd examples
-torchrun --nproc-per-node 8 -m torchtitan.train --module torchtitan_sam --config llama3_debugmodel_sam
+    cd examples
+    torchrun --nproc-per-node 8 -m torchtitan.train --module torchtitan_sam --config llama3_debugmodel_sam ...
+
+With torch 2.13 add ``--parallelism.spmd_backend partial_dtensor``: torchtitan's default needs a newer one.
 """
 
 # pyright: reportMissingImports=false

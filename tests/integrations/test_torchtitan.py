@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from helpers.pages import ROOT
+from steppe import SAM
 
 pytestmark = [
     pytest.mark.slow,
@@ -73,3 +74,8 @@ def test_a_run_that_is_resumed_ends_in_the_same_bits(runs):
     for whole, resumed in zip(runs["LookSAM FSDP2"], runs["LookSAM FSDP2, resumed"], strict=True):
         assert distance(whole, resumed) == 0
         assert resumed["logged"] == whole["logged"][2:]
+
+
+def test_the_command_line_finds_the_configuration(runs):
+    (found,) = runs["command line"]
+    assert found == {"method": str(SAM(rho=0.05)), "steps": 7, "builds": "SharpnessAwareTrainer"}

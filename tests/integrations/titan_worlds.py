@@ -36,7 +36,7 @@ from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.components.tokenizer import BaseTokenizer
-from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.config import ConfigManager, ParallelismConfig, TrainingConfig
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import model_registry
 
@@ -208,7 +208,13 @@ def by_hand(folder: Path) -> dict[str, Any]:
 
 SAM = steppe.SAM(rho=0.05)
 METHODS = {"torchtitan": None, "Plain": steppe.Plain(), "SAM": SAM, "LookSAM": steppe.LookSAM(rho=0.05, k=3)}
-RANKS = {"by hand": 1, "LookSAM FSDP2": 2, "LookSAM FSDP2, interrupted": 2, "LookSAM FSDP2, resumed": 2} | {
+RANKS = {
+    "by hand": 1,
+    "command line": 1,
+    "LookSAM FSDP2": 2,
+    "LookSAM FSDP2, interrupted": 2,
+    "LookSAM FSDP2, resumed": 2,
+} | {
     f"{method} {where}": ranks
     for where, ranks in (("alone", 1), ("FSDP2", 2), ("pipeline", 2))
     for method in ("torchtitan", "Plain", "SAM")
@@ -219,6 +225,10 @@ def world(name: str, folder: Path) -> dict[str, Any]:
     """What a rank does in the world of this name."""
     if name == "by hand":
         return by_hand(folder)
+    if name == "command line":
+        options = ["--module=torchtitan_sam", "--config=llama3_debugmodel_sam", "--training.steps=7"]
+        config = ConfigManager().parse_args(options)
+        return {"method": str(config.method), "steps": config.training.steps, "builds": config._owner.__name__}
     if "FSDP2, " in name:  # two worlds, one after the other
         return trained(METHODS["LookSAM"], folder=folder.parent, steps=2 if "interrupted" in name else STEPS, save=True)
     parallelism = {"pipeline_parallel_degree": 2} if "pipeline" in name else {}
@@ -232,7 +242,8 @@ def rank(name: str, number: int, folder: Path, port: int) -> int:
     torch.set_num_threads(1)
     try:
         torch.save(world(name, folder), folder / f"{name} {number}.pt")
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
     except BaseException:
         traceback.print_exc()
         return 1
