@@ -235,8 +235,8 @@ _LARGE = {
     "augmentation": "basic",
 }  # fmt: skip
 _FAST = {
-    "base": "sgd", "lr": 1.5, "momentum": 0.85, "nesterov": True, "weight_decay": 1.33e-3, "bias_lr": 64.0,
-    "batch": 1024, "epochs": 16, "schedule": "triangle", "augmentation": "translate=2+alternating-flip",
+    "base": "sgd", "lr": 1.5, "momentum": 0.85, "nesterov": True, "weight_decay": 8e-4, "bias_lr": 64.0,
+    "batch": 1024, "epochs": 16, "schedule": "onecycle", "augmentation": "translate=2+alternating-flip",
     "label_smoothing": 0.2, "precision": "bf16",
 }  # fmt: skip
 _DIGITS = {"base": "sgd", "lr": 0.1, "momentum": 0.9, "batch": 64, "epochs": 40, "schedule": "cosine"}
