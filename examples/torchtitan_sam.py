@@ -32,6 +32,10 @@ class SharpnessAwareTrainer(Trainer):
         method: Annotated[steppe.Method, tyro.conf.Suppress] = field(default_factory=steppe.SAM)
 
     def __init__(self, config: Config):
+        if missing := config.method.needs & {"loss", "auxiliary", "sample"}:
+            raise ValueError(
+                f"{config.method.name} needs {', '.join(sorted(missing))}: this trainer gives gradients alone"
+            )
         config.training.disable_cuda_graphs = True  # a graph would add to gradients that a look has taken away
         super().__init__(config)
         pipeline = self.parallel_dims.get_optional_mesh("pp")
@@ -52,8 +56,6 @@ class SharpnessAwareTrainer(Trainer):
             return loss
         batches, self.micro_batches = self.micro_batches, []
         for look in self.opt.passes():
-            if look.batch != "main":
-                raise ValueError(f"{self.opt.method.name} looks at a second batch: this trainer has none")
             losses = [super(SharpnessAwareTrainer, self).forward_backward_step(**batch) for batch in batches]
             if look.index == 0:
                 loss, tokens = torch.stack(losses).sum().detach(), self.ntokens_seen

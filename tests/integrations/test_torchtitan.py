@@ -79,3 +79,8 @@ def test_a_run_that_is_resumed_ends_in_the_same_bits(runs):
 def test_the_command_line_finds_the_configuration(runs):
     (found,) = runs["command line"]
     assert found == {"method": str(SAM(rho=0.05)), "steps": 7, "builds": "SharpnessAwareTrainer"}
+
+
+def test_methods_that_need_more_than_gradients_are_refused(runs):
+    (refused,) = runs["refused"]
+    assert [said.split(":")[0].split(" needs ")[1] for said in refused["said"]] == ["loss", "auxiliary"]

@@ -206,11 +206,21 @@ def by_hand(folder: Path) -> dict[str, Any]:
     return {"weights": weights(trainer), "losses": losses}
 
 
+def refusal(method: steppe.Method, folder: Path) -> str:
+    """What a trainer with this method says."""
+    try:
+        SharpnessAwareTrainer.Config(**settings(folder), method=method).build()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 SAM = steppe.SAM(rho=0.05)
 METHODS = {"torchtitan": None, "Plain": steppe.Plain(), "SAM": SAM, "LookSAM": steppe.LookSAM(rho=0.05, k=3)}
 RANKS = {
     "by hand": 1,
     "command line": 1,
+    "refused": 1,
     "LookSAM FSDP2": 2,
     "LookSAM FSDP2, interrupted": 2,
     "LookSAM FSDP2, resumed": 2,
@@ -229,6 +239,8 @@ def world(name: str, folder: Path) -> dict[str, Any]:
         options = ["--module=torchtitan_sam", "--config=llama3_debugmodel_sam", "--training.steps=7"]
         config = ConfigManager().parse_args(options)
         return {"method": str(config.method), "steps": config.training.steps, "builds": config._owner.__name__}
+    if name == "refused":
+        return {"said": [refusal(method, folder) for method in (steppe.FrobSAM(), steppe.Every(2, steppe.GAM()))]}
     if "FSDP2, " in name:  # two worlds, one after the other
         return trained(METHODS["LookSAM"], folder=folder.parent, steps=2 if "interrupted" in name else STEPS, save=True)
     parallelism = {"pipeline_parallel_degree": 2} if "pipeline" in name else {}
