@@ -1,0 +1,83 @@
+"""The page of the map says what the kept results say."""
+
+from __future__ import annotations
+
+import json
+import re
+from statistics import mean, stdev
+
+from helpers.pages import ROOT, making
+from steppe.papers.definitions.frontier import REGIMES
+
+page = making("frontier")
+LINES = [json.loads(text) for text in (ROOT / "results" / "extra-frontier.jsonl").read_text("utf-8").splitlines()]
+
+
+def values(cell: str, *path: str) -> list[float]:
+    """Numbers of a cell's runs, read without the library."""
+    found = []
+    for line in LINES:
+        if line["cell"] == cell and line["scale"] == "full":
+            for name in path:
+                line = line[name]
+            found.append(100 * line)
+    return found
+
+
+def says(text: str, numbers: list[float]) -> bool:
+    """Whether a cell of the page has their mean and standard error, rounded."""
+    middle, _, error = text.strip().partition(" ± ")
+    expected = mean(numbers), stdev(numbers) / len(numbers) ** 0.5
+    return all(abs(float(a) - b) < 0.0501 for a, b in zip((middle, error), expected, strict=True))
+
+
+def test_the_table_has_a_row_for_each_regime_that_was_run():
+    body = page.overview().splitlines()[2:]
+    run = [r for r in REGIMES if any(x["cell"].startswith(f"{r.name}/") and "/choose/" not in x["cell"] for x in LINES)]
+    assert len(body) == len(run) >= 2
+    for regime, row in zip(run, body, strict=True):
+        assert row.startswith(f"| {regime.title} | ") and row.count("|") == 8
+    rest = page._missing()
+    assert [r.name for r in REGIMES if f"`{r.name}`" in rest] == [r.name for r in REGIMES if r not in run]
+
+
+def test_numbers_are_those_of_the_records():
+    cell, title = "digits-60/base-1", page.table_of("digits-60").regime.title
+    base = values(cell, "final", "test_accuracy")
+    (row,) = (line for line in page.overview().splitlines() if title in line)
+    assert len(base) == 10 and says(row.split("|")[2], base)
+    (row,) = (line for line in page.afterwards().splitlines() if title in line and "| SGD |" in line)
+    bits, images, error = (
+        values(cell, "curvature", name, "value") for name in ("rounded", "corrupted", "calibration_error")
+    )
+    lost = [a - b for a, b in zip(base, bits, strict=True)]
+    found = zip(row.split("|")[3:8], (base, bits, lost, images, error), strict=True)
+    assert all(says(text, numbers) for text, numbers in found)
+
+
+def test_a_gain_is_the_difference_to_the_base_that_is_named():
+    """ASAM with 60 % wrong labels: against an average of the base, the best tenth of each length within its cost."""
+    asam = page.table_of("digits-60").row("asam")
+    stops = re.fullmatch(r"SGD(, (\d)x longer)?, EMA 0.99, stopped early", asam.gain.against)
+    assert stops is not None
+    length = int(stops[2] or 1)
+    runs = [line for line in LINES if line["cell"] == f"digits-60/base-{length}"]
+    within = [k for k in range(9) if runs[0]["epochs"]["gradients"][k] <= 2 * 880 * 1.05]
+    best = max(mean(run["epochs"]["averaged"][k]["test_accuracy"] for run in runs) for k in within)
+    gain = mean(values("digits-60/asam", "final", "test_accuracy")) / 100 - best
+    assert abs(gain - asam.gain.mean.value) < 1e-6
+
+
+def test_the_words_name_what_is_beyond_doubt():
+    said = page.sentences()
+    for table in page.tables():
+        for row in table.methods:
+            sure = row.gain is not None and row.gain.verdict in ("better", "worse") and not row.group.diverged
+            (line,) = (line for line in said.splitlines() if table.regime.title in line)
+            assert (f": {row.label} (" in line or f"), {row.label} (" in line) is bool(sure), row.label
+
+
+def test_each_regime_has_its_chart():
+    table = page.table_of("digits-60")
+    drawn = page._drawn(table)
+    assert drawn.startswith("<figure") and "GapSAM" in drawn and "stopped early" in drawn
