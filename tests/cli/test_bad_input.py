@@ -16,6 +16,8 @@ from steppe.lab.training.batches import cached_data
 
 MODULE = """
 import os
+from dataclasses import dataclass, field
+import steppe
 import torch
 from torch import nn
 from sklearn.datasets import load_digits
@@ -38,6 +40,39 @@ class Net(nn.Linear):
 
 def net():
     return Net(64, 10)
+
+class Halved(nn.Linear):
+    def forward(self, x):
+        return super().forward(x)[:, : 10 if self.training else 5]
+
+def halved():
+    return Halved(64, 10)
+
+def shapes():
+    train, (x, y) = data()
+    return train, (x[:, :9], y)
+
+def raising():
+    raise KeyError("a key of mine")
+
+def words(outputs, targets):
+    return "good"
+
+@dataclass(frozen=True)
+class NoDefault(steppe.SAM):
+    far: float = field(kw_only=True)
+
+@dataclass(frozen=True)
+class Raising(steppe.Method):
+    def looks(self, ctx):
+        yield steppe.HERE
+        raise KeyError("a key of mine")
+
+@dataclass(frozen=True)
+class WrongThing(steppe.Method):
+    def looks(self, ctx):
+        yield steppe.HERE
+        return 3
 
 def wrong_base(params):
     return (params,),
@@ -79,7 +114,7 @@ def compare(*more: str, model: str = "mine:net"):
 def test_own_code_that_fails_in_the_middle(tmp_path):
     Path("fail").touch()
     line = last_line(compare())
-    assert "training with mine:data, mine:net failed in mine.py, line 20: KeyError: 'a key of mine'" in line
+    assert "training with mine:data, mine:net failed in mine.py, line 22: KeyError: 'a key of mine'" in line
     assert line.endswith("nothing is lost: correct it and run the same command again")
     assert list(Path("runs").glob("*.ckpt")), "the epochs before are kept"
     Path("fail").unlink()
@@ -107,7 +142,24 @@ def test_a_full_disk(monkeypatch):
     assert not list(Path("runs").glob("*.part")) and compare().exit_code == 0
 
 
+def test_methods_that_fail_in_the_middle():
+    """The base's runs are kept."""
+    assert "training with mine:Raising, mine:data, mine:net failed in mine.py, line 53" in last_line(
+        compare("--methods", "mine:Raising")
+    )
+    assert "WrongThing.looks must return a Vector, not 3; nothing is lost" in last_line(
+        compare("--methods", "mine:WrongThing")
+    )
+    assert {record["status"] for record in read_records("runs") if "mine" not in record["recipe"]["method"]} == {"done"}
+
+
 def test_one_example_and_wrong_things():
+    assert "(64,) in training and (9,) in the test data" in last_line(compare("--data", "mine:shapes"))
+    assert "gives (2, 5) for 2 inputs in evaluation, not (2, 10)" in last_line(compare(model="mine:halved"))
+    assert "failed with KeyError: 'a key of mine'" in last_line(compare("--data", "mine:raising"))
+    assert "could not be made: KeyError" in last_line(compare(model="mine:raising"))
+    assert "must return one number for a batch, not str" in last_line(compare("--metric", "mine:words"))
+    assert "NoDefault needs far" in last_line(compare("--methods", "mine:NoDefault"))
     assert "batch 12 is larger than the 1 training examples" in last_line(compare("--data", "mine:few"))
     assert "gave a tuple, not a torch.nn.Module" in last_line(compare(model="mine:data"))
     assert "gave a tuple, not a torch.optim.Optimizer" in last_line(compare("--base", "mine:wrong_base"))

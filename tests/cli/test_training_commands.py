@@ -131,7 +131,7 @@ def test_a_users_own_data_and_model():
     sys.modules.pop("mine", None)
     own = ["--data", "mine:load", "--epochs", "1", "--no-curvature"]
     for model, said in {
-        "wrong": "gives (2, 9) for 2 inputs, not (2, 10)",
+        "wrong": "gives (2, 9) for 2 inputs in training, not (2, 10)",
         "misfit": "mine:misfit does not fit data mine:load",
         "broken": "RuntimeError: two lines",
         "absent": "mine has no function 'absent'",

@@ -65,36 +65,39 @@ def try_out(recipe: Recipe, data: DataSet) -> None:
     make_base(recipe, model.parameters(), model)
     batches = Batches(recipe, data, False, torch.device("cpu"), 0, 1)
     inputs, targets, _ = next(batches.of_epoch(1))
-    try:
-        with torch.no_grad():
-            answer = model.train().to(batches.dtype)(inputs[:2])
-    except Exception as error:
-        raise UserError(f"model {recipe.model} does not fit data {recipe.data}: {describe(error)}") from None
-    _check_answer(recipe, data, answer, len(inputs[:2]))
-    try:
-        with torch.no_grad():
-            task.loss(answer, targets[:2])
-            if task.of_all is not None:
-                task.of_all(answer, targets[:2])
-    except UserError:
-        raise
-    except Exception as error:
-        fit = f"the loss does not fit model {recipe.model} and data {recipe.data}"
-        raise UserError(f"{fit}: {describe(error)}") from None
+    model.to(batches.dtype)
+    for when, training in (("in training", True), ("in evaluation", False)):
+        try:
+            with torch.no_grad():
+                answer = model.train(training)(inputs[:2])
+        except Exception as error:
+            fit = f"model {recipe.model} does not fit data {recipe.data} {when}"
+            raise UserError(f"{fit}: {describe(error)}") from None
+        _check_answer(recipe, data, answer, len(inputs[:2]), when)
+        try:
+            with torch.no_grad():
+                task.loss(answer, targets[:2])
+                if task.of_all is not None:
+                    task.of_all(answer, targets[:2])
+        except UserError:
+            raise
+        except Exception as error:
+            fit = f"the loss does not fit model {recipe.model} and data {recipe.data} {when}"
+            raise UserError(f"{fit}: {describe(error)}") from None
 
 
-def _check_answer(recipe: Recipe, data: DataSet, answer: Any, count: int) -> None:
+def _check_answer(recipe: Recipe, data: DataSet, answer: Any, count: int, when: str) -> None:
     if recipe.loss and recipe.task == "classification" and recipe.metric:
         return  # an own loss and metric may take any outputs
     answer = getattr(answer, "logits", answer)
     if not isinstance(answer, Tensor):
-        raise UserError(f"model {recipe.model} gives a {type(answer).__name__}, not a tensor")
+        raise UserError(f"model {recipe.model} gives a {type(answer).__name__} {when}, not a tensor")
     inputs = "1 input" if count == 1 else f"{count} inputs"
     shape = tuple(answer.shape)
     wanted = (count, *data.input_shape, data.classes) if recipe.task == "language" else (count, data.classes)
     flat = recipe.task != "classification" and data.classes == 1 and shape == (count,)
     if shape != wanted and not flat:
-        raise UserError(f"model {recipe.model} gives {shape} for {inputs}, not {wanted}")
+        raise UserError(f"model {recipe.model} gives {shape} for {inputs} {when}, not {wanted}")
 
 
 def warnings_for(recipe: Recipe, data: DataSet) -> list[str]:
