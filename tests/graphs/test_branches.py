@@ -14,8 +14,10 @@ import steppe
 from helpers import problems
 from helpers.captured_steps import auxiliary, data, loss_of, make
 from helpers.problems import everything, same
-from steppe.engine import side_by_side
+from steppe.engine import side_by_side, tensor_lists
+from steppe.engine.isolation import Isolation
 from steppe.method import one_by_one
+from steppe.vector import Vector
 
 METHODS = [
     steppe.SAMPa(rho=0.1),
@@ -72,6 +74,40 @@ def test_the_order_of_what_happens():
     beside = OnOneStream()
     run(steppe.SAMPa(), beside, steps=2)
     assert beside.said == ["fork 2", 0, 1, "join"] * 2
+
+
+@dataclass(frozen=True)
+class _SharesAnOffset(steppe.Method):
+    cost, needs = 3, frozenset({"auxiliary"})
+
+    def looks(self, ctx):
+        here = yield steppe.HERE
+        e = 0.1 * here.grad + 0.2 * ctx.w  # a sum, evaluated by who needs it first
+        a, b = yield steppe.Look(e), steppe.Look(e, batch="auxiliary")
+        return a.grad + b.grad
+
+
+def test_what_several_looks_share_is_there_before_any_of_them(monkeypatch):
+    """Else one branch would read what another has not computed yet."""
+    beside, evaluated = OnOneStream(), Vector.as_one_term
+    monkeypatch.setattr(Vector, "as_one_term", lambda v: (beside.said.append("evaluated"), evaluated(v))[1])
+    (one, _), (other, _) = run(_SharesAnOffset(), None, steps=2), run(_SharesAnOffset(), beside, steps=2)
+    assert same(one, other) and beside.said == ["evaluated", "evaluated", "fork 2", 0, 1, "join"] * 2
+
+
+def test_a_branch_has_the_buffers_from_before_the_first_look():
+    """Statistics in float32 and float64, counts in int64, one that is not contiguous, one that is missing."""
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(2).double(), nn.BatchNorm1d(4, track_running_stats=False))
+    net.register_buffer("turned", torch.arange(6.0).view(2, 3).t())
+    before = [b.clone() for b in net.buffers()]
+    isolation = Isolation(net, list(net.parameters()))
+    for b in net.buffers():
+        b.add_(1)
+    copies = isolation.buffers_before()
+    assert same(copies, before) and [c.dtype for c in copies] == [b.dtype for b in before]
+    assert {c.data_ptr() for c in copies}.isdisjoint(b.data_ptr() for b in net.buffers())
+    copies[0].add_(7)
+    assert same(isolation.buffers_before(), before)  # nobody writes to what was saved
 
 
 @dataclass(frozen=True)
@@ -161,6 +197,25 @@ def test_branches_of_a_graph_change_no_bit(method, exact):
         hows.append(step.how)
     assert "replayed" in hows[1] and "side by side" not in hows[1] and "side by side" in hows[2]
     assert same(ends[0], ends[1]) and same(ends[0], ends[2])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", [steppe.SAM(), steppe.SAMPa(), steppe.GAM()], ids=lambda m: m.name)
+def test_large_tensors_are_recorded_alone_with_the_same_bits(method, exact, monkeypatch):
+    """A recording copies and scales them one by one, an eager step all together."""
+    monkeypatch.setattr(tensor_lists, "LARGE", 64)
+    ends = []
+    for captured in (False, True):
+        torch.cuda.manual_seed(7)
+        model, opt = make(method)
+        step = steppe.capture(loss_of(model), opt)
+        for day in data("cuda", 12):
+            if captured:
+                step(*day.main, **auxiliary(method, day))
+            else:
+                opt.step(**{k: v for k, v in day.closures(model).items() if k != "sample"})
+        ends.append([*everything(model), torch.cuda.get_rng_state()])
+    assert same(*ends)
 
 
 @pytest.mark.cuda
