@@ -195,6 +195,25 @@ def work(run: Run, batch: tuple[Tensor, ...], device: torch.device) -> dict[str,
 
 # The documentation's page
 
+SHOWN = {  # a few bars from many kinds of kernels; those not named here are elementwise
+    "convolutions": "convolutions",
+    "matrix products": "matrix products and attention",
+    "attention": "matrix products and attention",
+    "all weights at once": "optimizer and perturbation",
+    "copies": "copies and layout",
+    "changes of memory layout": "copies and layout",
+}
+ELEMENTWISE = "normalisation, elementwise, sums"
+
+
+def shown(r: dict[str, Any]) -> dict[str, float]:
+    """Milliseconds of a step by what is done."""
+    bars = dict.fromkeys((*SHOWN.values(), ELEMENTWISE), 0.0)
+    for kind, k in r["kinds"].items():
+        bars[SHOWN.get(kind, ELEMENTWISE)] += k["us"] / 1e3
+    bars["gaps"] = max(r["milliseconds"]["median"] - r["busy_us"] / 1e3, 0.0)
+    return {who: ms for who, ms in bars.items() if ms > 0}
+
 
 def charts(record: Record, name: str) -> Iterator[Chart]:
     """Milliseconds of a step by kind of kernel, what limits it, and the parts of an epoch."""
@@ -202,8 +221,7 @@ def charts(record: Record, name: str) -> Iterator[Chart]:
     for r in record["models"]:
         label = f"{r['model']}, {r['precision']}, {r['kernels']:.0f} kernels"
         total = r["milliseconds"]["median"]
-        steps[label] = {kind: k["us"] / 1e3 for kind, k in r["kinds"].items()}
-        steps[label]["gaps"] = max(total - r["busy_us"] / 1e3, 0.0)
+        steps[label] = shown(r)
         limits[f"{r['model']}, {r['precision']}"] = {
             "multiplications at the full rate": r["multiplications_ms"] / total,
             "memory at the full rate": r["memory_ms"] / total,
@@ -211,7 +229,7 @@ def charts(record: Record, name: str) -> Iterator[Chart]:
         label = f"{r['model']}, {r['epoch']['examples'] / r['epoch']['seconds']:.0f} examples a second"
         epochs[label] = r["epoch"]["parts"]
     where = device_of(record)
-    yield Chart(f"{name}-step", f"A captured SAM step, by kind of kernel, {where}", "milliseconds a step", steps)
+    yield Chart(f"{name}-step", f"A captured SAM step, by what is done, {where}", "milliseconds a step", steps)
     title = f"Two passes at the limits of the chip, {where}"
     yield Chart(f"{name}-limits", title, "share of the step's time", limits, "the step")
     yield Chart(f"{name}-epoch", f"An epoch of SAM, {where}", "seconds", epochs)
