@@ -31,8 +31,8 @@ KINDS = {
     "normalisation, fused by the compiler": r"^triton_(?!tem).*(batch_?norm|layer_?norm|var_mean)",
     "others fused by the compiler": r"^triton_(?!tem)",
     "changes of memory layout": r"nhwcTo|nchwTo|AddPadding",
+    "attention": r"sdpa|flash|fmha|attention",  # before convolutions: cuDNN calls its passes fprop and bprop too
     "convolutions": r"convolve|dgrad|wgrad|fprop|implicit|winograd|cudnn.*xmma|_conv2d",
-    "attention": r"flash|fmha|attention",
     "matrix products": r"gemm|gemv|cutlass|xmma|nvjet|splitK|triton_tem|_mm_",
     "normalisation": r"batch_?norm|bn_fw|bn_bw|layer_?norm",
     "all weights at once": r"multi_tensor|foreach|lpnorm|FusedAdam|FusedSgd",
