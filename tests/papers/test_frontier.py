@@ -172,6 +172,15 @@ def test_the_average_of_the_base_stopped_early_is_its_best_form(tmp_path):
     assert table.best_base is not None and table.best_base.mean.value == pytest.approx(0.89 + 0.0015)
 
 
+def test_runs_at_the_radius_are_collected_together_with_those_that_choose_it(tmp_path):
+    """Once they needed a second `steppe paper collect`: the cells were not yet there in the first."""
+    for rho in RADII:
+        for seed in range(3):
+            write_record(record(f"choose/{rho}", seed, [0.9 if rho == 0.1 else 0.8] * 10, 200), tmp_path)
+    write_record(record("sam", 0, [0.9] * 10, 200), tmp_path)
+    assert collect(tmp_path, frontier({}), "full", tmp_path / "kept") == (22, 22)
+
+
 def test_without_a_base_of_its_cost_nothing_is_said(tmp_path):
     table = table_of(DIGITS, results(tmp_path, {"base-1": (TEN, 100, []), "sam": (TEN, 200, [])}), WHOLE)
     (sam,) = table.methods

@@ -56,6 +56,7 @@ class Experiment:
     share: float = 1.0  # of the training data at small scale
     stands_in: bool = False  # smaller than the paper's even at full scale
     needs: str = ""  # data and packages that it needs beyond the lab's
+    follows: Callable[[Iterable[Mapping[str, Any]]], Experiment] | None = None  # its form once these results are kept
     stops: int = 0  # keep the numbers of so many epochs of a run, evenly spread; 0: of all
 
     @property

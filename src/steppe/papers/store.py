@@ -179,9 +179,10 @@ def collect(folder: Path, experiment: Experiment, scale: str = "full", into: Pat
     computed = [
         file for cell in experiment.cells if cell.recipe is None for file in _computed_files(folder, experiment, cell)
     ]
-    for line in _finished(folder, experiment, scale, {file.name for file in computed}):
-        if _measured(kept.get(line["key"])) <= _measured(line):
-            kept[line["key"]] = line
+    _take(kept, _finished(folder, experiment, scale, {file.name for file in computed}))
+    if experiment.follows is not None:  # runs of this very folder may decide which other cells there are
+        experiment = experiment.follows(kept.values())
+        _take(kept, _finished(folder, experiment, scale, set()))
     for file in computed:
         line = read_computed(file)
         if line is not None and line["scale"] == scale:
@@ -193,6 +194,13 @@ def collect(folder: Path, experiment: Experiment, scale: str = "full", into: Pat
             text = "".join(json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n" for line in lines)
             beside.write_text(text, "utf-8")
     return len(kept), len(set(kept) - before)
+
+
+def _take(kept: dict[str, Line], lines: Iterable[Line]) -> None:
+    """Add runs to those that are kept, unless the kept one has more measurements."""
+    for line in lines:
+        if _measured(kept.get(line["key"])) <= _measured(line):
+            kept[line["key"]] = line
 
 
 def _finished(folder: Path, experiment: Experiment, scale: str, apart_from: set[str]) -> Iterator[Line]:

@@ -205,7 +205,8 @@ def frontier(chosen: Mapping[str, float]) -> Experiment:
     return Experiment(
         NAME, "Methods and bases at 1, 2, 4 and 8 times the cost, regime by regime",
         "Where a method gains over the best that its base does at the same cost.", tuple(cells), seeds=10,
-        measuring=Robustness(), shorter=10, needs="CIFAR-10, and text for the language model", stops=10,
+        measuring=Robustness(), follows=lambda lines: frontier(chosen_radii(lines)), shorter=10, stops=10,
+        needs="CIFAR-10, and text for the language model",
         choices=("SAM's radius is chosen on held-out training data; its cells appear when these runs are collected. "
                  "ASAM takes ten times that radius, the others the same; MSAM, GAM and GapSAM run as they come.",),
     )  # fmt: skip
