@@ -193,10 +193,11 @@ def test_the_list_says_what_there_is(tmp_path):
     listed = {line.name: line for line in data_names()}
     assert list(listed) == [
         *("digits", "mnist", "fashion-mnist", "cifar-10", "cifar-100", "svhn", "tiny-imagenet", "imagenette"),
-        *("imagenet", "cifar-10-c", "cifar-10n"),
+        *("imagenet", "cifar-10-c", "cifar-10n", "text"),
     ]
     assert [name for name, line in listed.items() if line.found] == ["digits"]
-    assert all(line.how and line.about and line.classes > 1 and line.train and line.test for line in listed.values())
+    assert all(line.how and line.about and line.classes > 1 for line in listed.values())
+    assert [name for name, line in listed.items() if not (line.train and line.test)] == ["text"]  # the user's own
     address = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
     assert listed["cifar-10"].how == f"mkdir -p {tmp_path} && curl -fL {address} | tar xz -C {tmp_path}"
     (tmp_path / "cifar-10-batches-bin").mkdir()
