@@ -47,7 +47,7 @@ class SAMPa(Method):
     advice = "SAM whose two gradients can be computed at the same time."
     ranges = "rho 0.1, lam 0.2."
     cost = 2
-    copies = 4
+    copies = 3
     radius = "rho"
     nonnegative = ("rho", "lam")
     needs = frozenset({"auxiliary"})
