@@ -97,17 +97,27 @@ def _lost(group: Any) -> Any:
 
 def _regime(table: Any) -> str:
     """The chart of a regime, and all its rows folded away."""
-    head = ("", "cost", "n", "lost", _said(table), "less the best base at its cost", "that base", "")
+    head = ("", "cost", "time", "n", "lost", _said(table), "less the best base at its cost", "that base", "")
     lines = [_row(head), "|---" * len(head) + "|"]
     for row in sorted(table.rows, key=lambda row: not row.is_base):
         mean, gain = row.group.mean(table.regime.metric), row.gain
         lines.append(_row((
-            row.label, "" if row.cost is None else f"{row.cost:.3g}×", str(mean.n if mean else 0),
+            row.label, "" if row.cost is None else f"{row.cost:.3g}×", _time(table, row), str(mean.n if mean else 0),
             str(len(row.group.diverged) or ""), _value(table, row), _gain(table, row),
             gain.against if gain else "", gain.verdict if gain else "",
         )))  # fmt: skip
     parts = [f"## {table.regime.title}", _drawn(table), '<details markdown="1"><summary>All numbers</summary>']
     return "\n\n".join([*parts, "\n".join(lines), "</details>"])
+
+
+def _time(table: Any, row: Any) -> str:
+    """Seconds of training relative to the base's, if all these runs had a GPU; a CPU that others use says nothing."""
+    base = table.row("base-1")
+    runs = [*row.group.records, *(base.group.records if base else [])]
+    mine, theirs = row.group.mean("seconds"), base and base.group.mean("seconds")
+    if not mine or not theirs or not all(run["environment"]["device"].startswith("cuda") for run in runs):
+        return ""
+    return f"{mine.value / theirs.value:.3g}×"
 
 
 def _drawn(table: Any) -> str:
