@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import textwrap
 from typing import Any
 
 import pytest
+
+from steppe.lab.runner.ray import next_run
 
 pytest.importorskip("ray")
 
@@ -67,3 +70,27 @@ def test_workers_that_die_are_told_in_one_line(tmp_path):
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and "the Ray cluster failed (" in last, done.stderr
     assert "nothing is lost: run the same command again to go on" in last
+
+
+class FakeRay:
+    """A cluster whose head is at a port; the run ends after so many looks."""
+
+    def __init__(self, port: int, looks: int):
+        self.gcs_address, self.looks = f"127.0.0.1:{port}", looks
+
+    def get_runtime_context(self):
+        return self
+
+    def wait(self, going, num_returns, timeout):
+        self.looks -= 1
+        return (going[:1], []) if self.looks < 0 else ([], going)
+
+
+def test_a_dead_head_is_noticed_and_a_living_one_is_waited_for():
+    """Ray itself would end the process after a minute, without a word on what to do."""
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        port = head.getsockname()[1]
+        assert next_run(FakeRay(port, looks=9), ["a run", "another"]) == "a run"
+    assert next_run(FakeRay(port, looks=2), ["a run"]) == "a run", "a head may be started again"
+    with pytest.raises(ConnectionError, match=f"its head 127.0.0.1:{port} does not answer: ConnectionRefusedError"):
+        next_run(FakeRay(port, looks=9), ["a run"])

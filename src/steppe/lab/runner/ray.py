@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,9 @@ from ...support.own_objects import packed, unpack
 from ..records import Record, write_record
 from .finished import finished_record
 from .local import Job, Place, Tell, done_before, news_of, train_jobs
+
+_PATIENCE = 10.0  # seconds to wait for a run, or for the cluster's head, before looking again
+_FAILURES = 3  # so many in a row, and the head is dead: one that is started again is waited for
 
 
 def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int, tell: Tell) -> list[Record]:
@@ -31,7 +35,7 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
         own = ray.put(packed("--on ray")) if waiting else None
         going = {remote.remote(job, place, os.getcwd(), own): job for job in waiting}
         while going:
-            (ready, *_), _ = ray.wait(list(going), num_returns=1)
+            ready = next_run(ray, list(going))
             job = going.pop(ready)
             record = ray.get(ready)
             if finished_record(job.recipe, place.folder) is None:
@@ -48,6 +52,23 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
             f"the Ray cluster failed ({said}); nothing is lost: run the same command again to go on"
         ) from None
     return [records[job.recipe.key] for job in jobs]
+
+
+def next_run(ray: Any, going: list[Any]) -> Any:
+    """The next run that ends. Without its head Ray would wait for a minute, then end this process without a word."""
+    failures = 0
+    while True:
+        done, _ = ray.wait(going, num_returns=1, timeout=_PATIENCE)
+        if done:
+            return done[0]
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
+            failures = 0
+        except OSError as error:
+            failures += 1
+            if failures == _FAILURES:
+                raise ConnectionError(f"its head {host}:{port} does not answer: {describe(error)}") from None
 
 
 def _begin(ray: Any, address: str, workers: int) -> None:
