@@ -91,6 +91,8 @@ def first_of_each_kind() -> dict[str, list[Cell]]:
     for experiment in ALL:
         for cell in experiment.cells:
             kind = cell.name if cell.recipe is None else kind_of(bare(experiment).recipe(cell, "smoke"))
+            if experiment.name == "extra/frontier" and cell.role != "base":
+                kind = cell.name.split("/")[1]  # each regime with its base, and each method in one regime
             if kind not in seen:
                 seen.add(kind)
                 chosen[experiment.name].append(cell)
