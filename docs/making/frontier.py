@@ -40,7 +40,7 @@ def sentences() -> str:
                 names = ", ".join(f"{row.label} ({_gain(table, row).strip('*')})" for row in found)
                 said.append(f"{word}: {names}")
         rest = len(judged) - sum(row.gain.verdict in ("better", "worse") for row in judged)
-        said.append(f"undecided: {rest} of {len(judged)} methods")
+        said += [f"undecided: {rest} of {len(judged)} methods"] if rest else []
         if judged:
             lines.append(f"- **{table.regime.title}**: {'; '.join(said)}.")
     return "\n".join(lines)
