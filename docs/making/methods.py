@@ -70,10 +70,12 @@ def settings(cls: type[Method]) -> list[str]:
     """Every setting with its default, its meaning, its unit and its range."""
     if not fields(cls):
         return ["## Settings", "", "None."]
-    lines = ["## Settings", "", "| setting | default | meaning | unit, range |", "|---|---|---|---|"]
+    lines = ["## Settings", "", '<div class="settings" markdown>', ""]
+    lines += ["| setting | default | meaning | unit, range |", "|---|---|---|---|"]
     for field, said in zip(fields(cls), settings_of(cls), strict=True):
         cells = (f"`{field.name}`", _default(field), said.meaning, said.unit)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    lines += ["", "</div>"]
     notes = ["A distance is the norm of the change of all weights."] if "| distance" in "\n".join(lines) else []
     if changing := [f"`{f.name}`" for f in fields(cls) if takes_schedule(cls, f.name)]:
         notes.append(f"A schedule, a function of step and learning rate, may be given for {', '.join(changing)}.")
