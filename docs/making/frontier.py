@@ -170,9 +170,17 @@ def _gain(table: Any, row: Any, with_name: bool = False) -> str:
     if one.mean.low is None:
         return f"n = {one.n}: too few"
     points = table.regime.metric == "test_accuracy"
-    shown = first_picture.text(one) if points else f"{one.mean.value:+.3f} [{one.mean.low:+.3f}, {one.mean.high:+.3f}]"
+    shown = points_text(one) if points else f"{one.mean.value:+.3f} [{one.mean.low:+.3f}, {one.mean.high:+.3f}]"
     shown = f"**{shown}**" if one.verdict in ("better", "worse") else shown
     return f"{shown} ({row.label})" if with_name else shown
+
+
+def points_text(one: Any) -> str:
+    """A difference in points with its interval; narrow intervals with two decimals."""
+    if one.mean.high - one.mean.low >= 0.01:
+        return first_picture.text(one)
+    middle, low, high = (f"{100 * v:+.2f}".replace("-", "−") for v in (one.mean.value, one.mean.low, one.mean.high))
+    return f"{middle} [{low}, {high}]"
 
 
 def _row(cells: Any) -> str:

@@ -24,6 +24,7 @@ FROM_MAP = {
     "cifar-tenth": ("I have little data", "cifar-tenth"),
     "resnet": ("My labels are clean", "resnet-augmented"),
     "vit": ("My labels are clean", "vit"),
+    "fast": ("My labels are clean", "fast"),
 }  # by the name of a row: the situation and the regime
 
 
@@ -127,7 +128,7 @@ def markdown() -> str:
     ]
     for situation, where, one in sorted(rows().values(), key=lambda row: ORDER.index(row[0])):
         word = "" if one.verdict in ("better", "worse") else f" ({one.verdict})"
-        gain = first_picture.text(one)
+        gain = frontier.points_text(one)
         shown = f"**{gain}**" if not word else gain + word
         lines.append(f"| {situation} | {where} | {shown} | {one.against} | {one.n} |")
     known = {situation for situation, _, _ in rows().values()}
@@ -143,8 +144,8 @@ def _not_stopped() -> str:
     """What stopping early does on CIFAR-10, as long as the rows do not say it."""
     clean, noisy = _three("clean"), _three("40")
     return (
-        "On CIFAR-10 the bases were not stopped early. The average of Adam's weights, stopped at its best epoch on the "
-        f"test set, has {noisy[2]} with wrong labels and {clean[2]} with clean ones, where SAM has {noisy[0]} and "
+        "In the rows with Adam the bases were not stopped early. The average of its weights, stopped at its best epoch on "
+        f"the test set, has {noisy[2]} with wrong labels and {clean[2]} with clean ones, where SAM has {noisy[0]} and "
         f"{clean[0]} %, and GapSAM {noisy[1]} and {clean[1]} %: **with wrong labels stop early first**; SAM's gain is "
         "mostly that."
     )
