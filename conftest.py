@@ -1,6 +1,7 @@
 """Shared by all tests and by the examples in docstrings."""
 
 import importlib.util
+import os
 
 import pytest
 
@@ -12,6 +13,12 @@ collect_ignore = [
     for file, package in [*((name, name) for name in TRAINERS), ("fabric", "lightning")]
     if importlib.util.find_spec(package) is None
 ]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """A worker more than there are cores: some tests wait for processes that they have started."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
 
 
 @pytest.fixture(autouse=True)

@@ -148,6 +148,15 @@ def each_variant() -> pytest.MarkDecorator:
     return pytest.mark.parametrize("method", params)
 
 
+def each_method(unmarked: tuple[str, ...]) -> pytest.MarkDecorator:
+    """A test for every method in the first setting that it declares. All but the unmarked ones are for CI (slow)."""
+    variants = all_variants()
+    firsts = [method for method, name in zip(variants, ids(variants), strict=True) if name.endswith("-0")]
+    marked = (() if method.name in unmarked else pytest.mark.slow for method in firsts)
+    params = [pytest.param(method, id=method.name, marks=mark) for method, mark in zip(firsts, marked, strict=True)]
+    return pytest.mark.parametrize("method", params)
+
+
 def ids(variants: list[steppe.Method]) -> list[str]:
     """Names that are the same in every process, unlike a repr with a function in it."""
     return [f"{m.name}-{sum(other.name == m.name for other in variants[:i])}" for i, m in enumerate(variants)]

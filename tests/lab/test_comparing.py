@@ -218,6 +218,7 @@ def test_other_processes_get_what_a_script_defines_and_do_not_run_it_again(tmp_p
     assert "seed 0" in said[0].stderr and "seed 0" not in said[1].stderr
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the source of make cannot be read:steppe.lab.records.RecordWarning")
 def test_what_cannot_be_sent_is_told(tmp_path):
     lock = __import__("threading").Lock()

@@ -359,7 +359,7 @@ def test_a_parameter_without_gradient_is_left_alone(method):
     assert model.never.weight.grad is None
 
 
-@every_variant
+@problems.each_method(unmarked=("SAM", "GSAM", "GAM"))
 def test_a_compiled_model_gives_equal_steps_and_compiles_once(method):
     if "sample" in method.needs:
         pytest.skip("a single example is another shape, and another mode of batch norm")

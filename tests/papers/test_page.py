@@ -93,7 +93,7 @@ ENTRIES = {"frobenius": {"value": 5.0, "error": 0.1}, "top_values": [3.0, 2.0], 
 DRAWN = [name for name in FIGURES if find(name).compute is None and name != "s4/vit-small"]
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", [*DRAWN[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in DRAWN[3:])])
 def test_figures_are_drawn_and_marked(name, tmp_path):
     cells = {cell.name: [0.7, 0.72] for cell in find(name).cells if not cell.name.endswith(("wd-1e-08", "wd-1e-06"))}
     results = kept(tmp_path, name, cells, metrics=METRICS, entries=ENTRIES, curvature=CURVATURE)
