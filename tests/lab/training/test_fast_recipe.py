@@ -28,9 +28,7 @@ TINY = replace(FAST, batch=32, epochs=2, precision="float64", model_settings={"w
 
 def test_the_model_brings_its_recipe():
     assert (FAST.base, FAST.nesterov, FAST.batch, FAST.schedule) == ("sgd", True, 1024, "onecycle")
-    assert pytest.approx(11.5) == FAST.lr * (
-        1 + 1 / (1 - FAST.momentum)
-    )  # the published recipe counts a rate like this
+    assert pytest.approx(11.5) == FAST.lr * (1 + 1 / (1 - FAST.momentum))  # as the paper counts
     other = recipe_for({"data": "cifar-10", "model": "fast-cnn", "base": "adamw"})
     assert (other.lr, other.momentum, other.nesterov, other.bias_lr) == (1e-3, 0.0, False, 1.0)
 
