@@ -144,10 +144,10 @@ def _not_stopped() -> str:
     """What stopping early does on CIFAR-10, as long as the rows do not say it."""
     clean, noisy = _three("clean"), _three("40")
     return (
-        "In the rows with Adam the bases were not stopped early. The average of its weights, stopped at its best epoch on "
-        f"the test set, has {noisy[2]} with wrong labels and {clean[2]} with clean ones, where SAM has {noisy[0]} and "
-        f"{clean[0]} %, and GapSAM {noisy[1]} and {clean[1]} %: **with wrong labels stop early first**; SAM's gain is "
-        "mostly that."
+        "In the rows with Adam the bases were not stopped early. The average of its weights, stopped at its best epoch "
+        f"on the test set, has {noisy[2]} with wrong labels and {clean[2]} with clean ones, where SAM has {noisy[0]} "
+        f"and {clean[0]} %, and GapSAM {noisy[1]} and {clean[1]} %: **with wrong labels stop early first**; SAM's gain "
+        "is mostly that."
     )
 
 
