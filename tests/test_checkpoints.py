@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -19,8 +19,6 @@ from helpers import problems
 from helpers.optimizers import Remembering, make, run
 from helpers.problems import adamw, by_closure, seeded, sgd, weights
 from steppe import GSAM, SAM, SharpnessAware
-from steppe.engine.state import MethodState
-from steppe.vector import Space, Vector
 
 
 def test_hooks_fire_once():
@@ -188,13 +186,3 @@ def test_wrap_by_name():
         steppe.wrap(sgd(model), "gsam", roh=0.1)
     with pytest.raises(TypeError, match="give these to the method itself: rho"):
         steppe.wrap(sgd(model), SAM(), rho=0.1)
-
-
-def test_what_is_remembered_of_a_larger_tensor_does_not_keep_it():
-    """A gradient of FSDP2 is a part of one; a detached part does not show it."""
-    param, whole = nn.Parameter(torch.zeros(4)), torch.arange(10.0)
-    space, state = Space([param]), MethodState()
-    state.prepare(steppe.SAMPa(), space)
-    state.keep([param], {"y": Vector([whole[2:6].detach()], space)})
-    y: Any = state.recall(space)["y"]
-    assert y.tensors[0].tolist() == [2, 3, 4, 5] and y.tensors[0].untyped_storage().nbytes() == 16

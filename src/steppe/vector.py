@@ -181,7 +181,7 @@ class Vector:
 
     def _given_up(self) -> list[tuple[Factor, list[Tensor]]]:
         """The terms, released by this vector so that its evaluated entries can take their memory."""
-        terms, self._terms = self._terms, []
+        terms, self._terms = list(self._terms), []  # a multiple of this vector may have the same list
         return terms
 
     def _scaled(self) -> tuple[Factor, list[Tensor]]:
@@ -299,7 +299,7 @@ class Vector:
     def copy_(self, other: Vector) -> None:
         """Copy the entries of another vector."""
         self._norm = None
-        tensor_lists.copy(self.tensors, other.tensors)
+        torch._foreach_copy_(self.tensors, other.tensors)
 
     def add_(self, other: Vector) -> None:
         """Add another vector, without a temporary of that size."""

@@ -14,7 +14,7 @@ import steppe
 from helpers import problems
 from helpers.captured_steps import auxiliary, data, loss_of, make
 from helpers.problems import everything, same
-from steppe.engine import side_by_side, tensor_lists
+from steppe.engine import side_by_side
 from steppe.engine.isolation import Isolation
 from steppe.method import one_by_one
 from steppe.vector import Vector
@@ -197,25 +197,6 @@ def test_branches_of_a_graph_change_no_bit(method, exact):
         hows.append(step.how)
     assert "replayed" in hows[1] and "side by side" not in hows[1] and "side by side" in hows[2]
     assert same(ends[0], ends[1]) and same(ends[0], ends[2])
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("method", [steppe.SAM(), steppe.SAMPa(), steppe.GAM()], ids=lambda m: m.name)
-def test_large_tensors_are_recorded_alone_with_the_same_bits(method, exact, monkeypatch):
-    """A recording copies and scales them one by one, an eager step all together."""
-    monkeypatch.setattr(tensor_lists, "LARGE", 64)
-    ends = []
-    for captured in (False, True):
-        torch.cuda.manual_seed(7)
-        model, opt = make(method)
-        step = steppe.capture(loss_of(model), opt)
-        for day in data("cuda", 12):
-            if captured:
-                step(*day.main, **auxiliary(method, day))
-            else:
-                opt.step(**{k: v for k, v in day.closures(model).items() if k != "sample"})
-        ends.append([*everything(model), torch.cuda.get_rng_state()])
-    assert same(*ends)
 
 
 @pytest.mark.cuda

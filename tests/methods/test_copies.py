@@ -68,3 +68,15 @@ def peak(method, live_bytes, steps=6):
 def test_a_method_holds_as_many_copies_as_it_declares(method, live_bytes, plain):
     measured = peak(method, live_bytes) - plain
     assert abs(measured - method.copies) < 0.2, "an eighth of the model, at most, may be in hand at a time"
+
+
+def test_no_more_copies_where_the_compiler_evaluates_frames(live_bytes, plain):
+    """As it does after a failed compilation: a function's arguments are then held until it returns."""
+
+    def breaks(x):
+        torch._dynamo.graph_break()
+        return x
+
+    with pytest.raises(Exception, match="graph"):
+        torch.compile(breaks, backend="eager", fullgraph=True)(torch.ones(1))
+    assert peak(GSAM(), live_bytes) - plain < GSAM().copies + 0.2

@@ -6,6 +6,8 @@ parameter, as Adam saves its step count. Nothing of it enters the base's own sta
 entry there as a sign that its state has been made.
 """
 
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
+
 from __future__ import annotations
 
 import copy
@@ -13,11 +15,11 @@ from collections import ChainMap
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..method import Memory, Method
 from ..vector import Space, Vector
-from . import tensor_lists
 from .shards import local, wrap_like
 
 _VECTOR, _OTHER = "steppe.", "steppe_shared."  # prefixes in state_dict
@@ -70,20 +72,16 @@ class MethodState:
                 new += [(self._vectors[p], name, t) for p, t in zip(params, value.tensors, strict=True)]
             else:
                 new.append((self._others, name, value.detach()))
-        # A part, such as a gradient of FSDP2, would keep the memory of all that it is a part of.
-        stay = [self.pinned and name in place for place, name, _ in new]
-        new = [
-            (place, name, t if stays or _owns_memory(t) else t.clone())
-            for (place, name, t), stays in zip(new, stay, strict=True)
-        ]
+        # A view, such as a gradient of FSDP2, would keep the memory of all that it is a part of.
+        new = [(place, name, t if t._base is None else t.clone()) for place, name, t in new]
         if self.pinned:  # a value may share memory with what another name remembers, which is about to be overwritten
             old = {place[name].data_ptr() for place, name, _ in new if name in place}
             new = [(place, name, t.clone() if t.data_ptr() in old else t) for place, name, t in new]
-        copied = [(place[name], t) for (place, name, t), stays in zip(new, stay, strict=True) if stays]
-        if copied:
-            tensor_lists.copy([place for place, _ in copied], [t for _, t in copied])
-        for (place, name, t), stays in zip(new, stay, strict=True):
-            if not stays:
+        stays = [(place[name], t) for place, name, t in new if self.pinned and name in place]
+        if stays:
+            torch._foreach_copy_([place for place, _ in stays], [t for _, t in stays])
+        for place, name, t in new:
+            if not (self.pinned and name in place):
                 place[name] = t
 
     def joined(self, state: Any) -> Any:
@@ -131,11 +129,6 @@ class MethodState:
                 elif name.startswith(_OTHER):
                     self._others[name.removeprefix(_OTHER)] = value.detach().clone()
         return {**state_dict, "state": rest}
-
-
-def _owns_memory(t: Tensor) -> bool:
-    """Whether a tensor is all of its memory: no view of a larger one."""
-    return t._base is None and t.untyped_storage().nbytes() == t.numel() * t.element_size()
 
 
 class _Joined(MutableMapping[Tensor, Any]):

@@ -34,16 +34,17 @@ def multiplied_out(terms: list[tuple[Factor, list[Tensor]]], factor: Factor) -> 
     """The entries of factor · Σ fᵢ tensorsᵢ, as new tensors (a single term with factor 1 is returned as it is).
 
     It works in parts and releases the inputs of each part, so that the result can take the memory of gradients that
-    nobody else holds.
+    nobody else holds. For that it empties the list of terms: a caller may hold it for as long as this runs.
     """
     if len(terms) == 1 and is_one(times(factor, terms[0][0])):
         return terms[0][1]
-    terms = [(f, list(tensors)) for f, tensors in terms]  # copies of the lists, which are emptied below
-    first = terms[0][1]
+    own = [(f, list(tensors)) for f, tensors in terms]  # copies of the lists, which are emptied below
+    terms.clear()
+    first = own[0][1]
     total: list[Tensor] = []
     for part in list(_parts(first, SMALL if first[0].is_cpu else LARGEST)):
-        total += _combined([(f, tensors[part]) for f, tensors in terms], factor)
-        for _, tensors in terms:
+        total += _combined([(f, tensors[part]) for f, tensors in own], factor)
+        for _, tensors in own:
             tensors[part] = [_GONE] * len(tensors[part])
     return total
 
@@ -61,22 +62,6 @@ def _combined(terms: list[tuple[Factor, list[Tensor]]], factor: Factor) -> list[
     for f, tensors in rest:
         add_scaled(total, total, tensors, f)
     return _scaled(total, factor, in_place=True)
-
-
-def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """targets = sources. In a recording a large tensor is copied alone, which keeps more of the device busy."""
-    together = range(len(targets))
-    if _recorded(targets):
-        together = [i for i in together if targets[i].numel() < LARGE]
-        for i in set(range(len(targets))).difference(together):
-            targets[i].copy_(sources[i])
-    if together:
-        torch._foreach_copy_([targets[i] for i in together], [sources[i] for i in together])
-
-
-def _recorded(tensors: list[Tensor]) -> bool:
-    """Whether a CUDA graph records what is done to these tensors: then launches cost the host nothing."""
-    return tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def add_scaled(targets: list[Tensor], sources: list[Tensor], tensors: list[Tensor], factor: Factor) -> None:
@@ -161,19 +146,10 @@ def _scaled(tensors: list[Tensor], factor: Factor, fresh: bool = False, in_place
         if in_place:
             torch._foreach_mul_(tensors, factor)
             return tensors
-        if not isinstance(factor, Tensor) and _recorded(tensors):
-            return _scaled_in_two(tensors, factor)
         return list(torch._foreach_mul(tensors, factor))
     # Low precision: a 0-d factor would be rounded to the entries' dtype first, in which 1e-12 is zero.
     on = {t.device: factor.to(t.device) for t in tensors}
     return [(t.to(torch.promote_types(t.dtype, torch.float32)) * on[t.device]).to(t.dtype) for t in tensors]
-
-
-def _scaled_in_two(tensors: list[Tensor], factor: float) -> list[Tensor]:
-    """In a recording: large tensors alone, the others together."""
-    small = [t for t in tensors if t.numel() < LARGE]
-    together = iter(torch._foreach_mul(small, factor) if small else [])
-    return [next(together) if t.numel() < LARGE else t * factor for t in tensors]
 
 
 def _parts(tensors: list[Tensor], entries: int = LARGEST) -> Iterator[slice]:

@@ -47,7 +47,7 @@ class SAMPa(Method):
     advice = "SAM whose two gradients can be computed at the same time."
     ranges = "rho 0.1, lam 0.2."
     cost = 2
-    copies = 3
+    copies = 4
     radius = "rho"
     nonnegative = ("rho", "lam")
     needs = frozenset({"auxiliary"})
@@ -57,7 +57,7 @@ class SAMPa(Method):
         if ctx.lr is None:
             raise RuntimeError("SAMPa looks one step of the learning rate ahead, and the base optimizer has none")
         ahead, there = yield self._both(ctx.lr, ctx.memory["y"])
-        ctx.remember(y=ahead.grad)
+        ctx.remember(y=ahead.grad.clone())  # FSDP2's gradients cannot be saved: their storage is not their own
         return (1 - self.lam) * there.grad + self.lam * ahead.grad
 
     def _both(self, lr: Any, y: Vector) -> Iterator[Look]:

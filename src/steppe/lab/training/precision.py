@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,23 +12,11 @@ from ...graphs.fixed_scale import FixedScale
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp16-fixed": torch.float16}
 
 
-def set_precision(precision: str, device: torch.device, fastest: bool = False) -> None:
-    """Allow or forbid TF32, which only CUDA has. The setting holds for the whole process.
-
-    With `fastest`, cuDNN tries its kernels and takes the fastest: which one that is, and with it the rounding, may
-    differ from one process to the next.
-    """
+def set_precision(precision: str, device: torch.device) -> None:
+    """Allow or forbid TF32, which only CUDA has. The setting holds for the whole process."""
     if device.type == "cuda":
-        torch.backends.cudnn.benchmark = fastest
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
-
-
-def compiled(function: Callable[..., Any], device: torch.device) -> Any:
-    """A compiled function; on a GPU, small kernels that do not depend on each other become one."""
-    return (
-        torch.compile(function, options={"combo_kernels": True}) if device.type == "cuda" else torch.compile(function)
-    )
 
 
 def parameter_dtype(precision: str) -> torch.dtype:

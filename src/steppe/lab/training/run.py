@@ -33,7 +33,7 @@ from ..records import Epoch, Record, new_record, now, write_record
 from .base_optimizers import make_base
 from .batches import Batches, data_for, default_generator, seed_for
 from .checkpoints import read_checkpoint, write_weights
-from .precision import autocast, compiled, parameter_dtype, scaler, set_precision
+from .precision import autocast, parameter_dtype, scaler, set_precision
 from .ranks import ALONE, Ranks
 from .tasks import task_of
 
@@ -83,7 +83,7 @@ class Run:
         self.task, method = task_of(recipe), recipe.build_method()
         if "lr" in method.needs and (recipe.schedule != "constant" or recipe.warmup):
             raise UserError(f"{method.name} sets the learning rate itself: give it no schedule and no warm-up")
-        set_precision(recipe.precision, self.device, fastest=recipe.compile)
+        set_precision(recipe.precision, self.device)
         self.data = data_for(recipe, data_root, device) if data is None else data
         torch.manual_seed(seed_for(recipe.seed, "weights"))
         self.net = build(recipe.model, self.data.input_shape, self.data.classes, **dict(recipe.model_settings))
@@ -126,7 +126,7 @@ class Run:
     # One step
 
     def _make_forward(self) -> Callable[[Tensor, Tensor], tuple[Any, Tensor]]:
-        """The outputs and the loss of a batch; compiled together, the loss of many classes takes half the time."""
+        """The outputs and the loss of a batch, compiled together."""
         together = self.recipe.compile and not self.ranks.kind and not self.recipe.loss  # the user's may not compile
         model, of = self.net if together else self.model, self.task.loss
 
@@ -134,7 +134,7 @@ class Run:
             outputs = model(inputs)
             return outputs, of(outputs, targets)
 
-        return compiled(forward, self.device) if together else forward
+        return torch.compile(forward) if together else forward
 
     def step(self, inputs: Tensor, targets: Tensor, auxiliary: tuple[Tensor, Tensor] | None = None) -> None:
         """One step of the optimizer. On a GPU, after a few eager steps, it replays a captured graph."""
