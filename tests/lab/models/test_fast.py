@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -108,3 +110,14 @@ def test_its_norm_is_batch_norm_with_a_factor_of_one():
     own, torchs = ShiftNorm(3).double(), nn.BatchNorm2d(3, eps=1e-12, momentum=0.4).double()
     x = pictures(8)
     assert torch.equal(own(x), torchs(x)) and torch.equal(own.eval()(x), torchs.eval()(x))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_the_highest_value_has_a_gradient_in_compiled_bf16():
+    """Ties are common in bf16; each gradient goes to one of the entries that are the highest."""
+    torch.compiler.reset()
+    x = torch.randn(4, 3, 6, 6).bfloat16().requires_grad_()
+    highest = torch.compile(nn.Sequential(nn.GELU(), Highest()))
+    (grad,) = torch.autograd.grad(highest(x).sum(), x)
+    assert grad.isfinite().all() and (grad.flatten(2).count_nonzero(-1) == 1).all()

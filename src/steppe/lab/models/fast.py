@@ -76,11 +76,15 @@ class ShiftNorm(nn.BatchNorm2d):
 
 
 class Highest(nn.Module):
-    """The highest value of each channel over the image."""
+    """The highest value of each channel over the image.
+
+    Not by `amax`: its gradient looks for entries that equal the maximum, and compiled code in bf16 compares entries
+    before rounding with a maximum after it. It finds none and divides by zero.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        return x.amax((-2, -1))
+        return F.max_pool2d(x, list(x.shape[-2:])).flatten(1)
 
 
 class Scaled(nn.Module):
