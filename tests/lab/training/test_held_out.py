@@ -78,7 +78,8 @@ def test_more_than_there_are():
         batches(replace(SHORT, auxiliary="held-out:359"))
 
 
-def test_a_stopped_run_goes_on_with_the_same_examples(tmp_path):
+def test_a_stopped_run_goes_on_with_the_same_examples(tmp_path, monkeypatch):
+    monkeypatch.setattr("steppe.lab.training.run.PAUSE", 0.0)  # a checkpoint after every epoch
     whole, part = Run(SHORT), Run(SHORT, tmp_path)
     for _ in whole.train():
         pass
