@@ -135,7 +135,7 @@ def test_wrong_settings(wrong):
         steppe.Averaging(nn.Linear(1, 1), **wrong)
 
 
-@pytest.mark.parametrize("text", ["", "ema:1", "swa:x", "lawa:3", "ema:0.9:2"])
+@pytest.mark.parametrize("text", ["", "ema:1", "swa:x", "lawa:3", "ema:0.9:2", "ema:0%", "ema:101%", "ema:%", "swa:5%"])
 def test_wrong_texts(text):
     with pytest.raises(ValueError, match="is not ema:DECAY"):
         parse(text)
@@ -143,6 +143,8 @@ def test_wrong_texts(text):
 
 def test_a_share_of_training():
     assert averaging(nn.Linear(1, 1), "swa", 100)._start == 75
+    assert averaging(nn.Linear(1, 1), "ema:10%", 1000)._ema == 1 - 1 / 100
+    assert averaging(nn.Linear(1, 1), "ema:10%", 5)._ema == 0, "a training of a few steps: its last weights"
 
 
 @pytest.mark.cuda

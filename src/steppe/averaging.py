@@ -135,22 +135,32 @@ def _kind(device: torch.device) -> str:
 
 
 def parse(text: str) -> tuple[str, float]:
-    """Kind and number of ``ema:0.999`` or ``swa:0.75``, where SWA begins after that share of training.
+    """Kind and number of an average: its decay (``ema:0.999``), or shares of training (``ema:10%``, ``swa:0.75``).
 
-    >>> parse("ema:0.99"), parse("swa")
-    (('ema', 0.99), ('swa', 0.75))
+    ``ema:10%`` forgets over a tenth of all steps: its decay is 1 − 1 / (0.1 · steps). ``swa:0.75`` is the mean of the
+    weights after three quarters of training.
+
+    >>> parse("ema:0.99"), parse("ema:10%"), parse("swa")
+    (('ema', 0.99), ('ema%', 0.1), ('swa', 0.75))
     """
     kind, _, number = text.partition(":")
     try:
-        value = float(number) if number else {"ema": 0.999, "swa": 0.75}[kind]
-        if kind in ("ema", "swa") and 0 <= value < 1:
+        if kind == "ema" and number.endswith("%"):
+            kind, value = "ema%", float(number[:-1]) / 100
+        else:
+            value = float(number) if number else {"ema": 0.999, "swa": 0.75}[kind]
+        if (kind in ("ema", "swa") and 0 <= value < 1) or (kind == "ema%" and 0 < value <= 1):
             return kind, value
     except (KeyError, ValueError):
         pass
-    raise ValueError(f"average {text!r} is not ema:DECAY, such as ema:0.999, or swa:SHARE, such as swa:0.75")
+    raise ValueError(
+        f"average {text!r} is not ema:DECAY (ema:0.999), ema:SHARE% of the steps (ema:10%) or swa:SHARE (swa:0.75)"
+    )
 
 
 def averaging(model: nn.Module, text: str, steps: int) -> Averaging:
     """The averaging that a text such as ``ema:0.999`` or ``swa:0.75`` names, for a training of so many steps."""
     kind, number = parse(text)
-    return Averaging(model, ema=number) if kind == "ema" else Averaging(model, swa_from=round(number * steps))
+    if kind == "swa":
+        return Averaging(model, swa_from=round(number * steps))
+    return Averaging(model, ema=number if kind == "ema" else max(0.0, 1 - 1 / (number * steps)))

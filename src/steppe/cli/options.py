@@ -56,7 +56,11 @@ RECIPE: Table = {
     "share": (float | None, None, "Train on the first part of the data, this share of it."),
     "label_noise": (float | None, None, "Share of the training labels that are replaced by wrong ones."),
     "auxiliary": (str | None, None, "Second batch, of methods that use one: fresh, fixed, previous, held-out:500."),
-    "average": (str | None, None, "Evaluate an average of the weights too: ema:0.999, or swa:0.75 (its last quarter)."),
+    "average": (
+        str | None,
+        None,
+        "Evaluate an average of the weights too: ema:0.999, ema:10% (over a tenth of training) or swa:0.75.",
+    ),
     "label_smoothing": (float | None, None, "Label smoothing of the training loss."),
     "bias_lr": (float | None, None, "Learning rate of normalisation layers' biases, relative to --lr."),
     "model_settings": (str | None, None, "Settings of the model: hidden=256,..."),

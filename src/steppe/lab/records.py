@@ -149,7 +149,8 @@ def with_average(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _average_name(kind: str) -> str:
     name, number = parse_average(kind)
-    return f"EMA {number:g}" if name == "ema" else f"SWA from {100 * number:g} %"
+    said = {"ema": f"EMA {number:g}", "ema%": f"EMA over {100 * number:g} %", "swa": f"SWA from {100 * number:g} %"}
+    return said[name]
 
 
 def label_for(recipe: Recipe) -> str:

@@ -101,13 +101,23 @@ def test_curvature_is_that_of_the_whole_hessian():
 
 
 def test_rivals_are_the_base_with_other_fields():
-    asked = [*usual_rivals(SMALL), {"weight_decay": 5e-4}]
+    average, *others = asked = usual_rivals(SMALL)
     jobs = [job for job in plan(SMALL, ["sam"], [3], rivals=asked) if job.role == "rival"]
-    assert [job.name for job in jobs] == ["SGD, nesterov", "SGD, weight_decay=0.0005"]
-    assert [job.recipe for job in jobs] == [replace(SMALL, seed=3, **fields) for fields in asked]
-    assert usual_rivals(replace(SMALL, momentum=0.0)) == usual_rivals(replace(SMALL, base="adam", momentum=0.0)) == []
+    assert [job.name for job in jobs] == ["SGD, Nesterov", "SGD, weight decay 0.0005"]
+    assert [job.recipe for job in jobs] == [replace(SMALL, seed=3, **fields) for fields in others]
+    assert usual_rivals(replace(SMALL, base="adam", momentum=0.0)) == [average]
+    assert usual_rivals(replace(SMALL, momentum=0.0, weight_decay=0.1, average="swa:0.5")) == []
     with pytest.raises(UserError, match="did you mean weight_decay"):
         plan(SMALL, ["sam"], [0], rivals=[{"weigth_decay": 1.0}])
+
+
+def test_an_average_of_the_base_comes_from_its_own_trainings():
+    """It is evaluated where the base is trained, once or longer; methods and other rivals have none."""
+    jobs = plan(SMALL, ["sam"], [0], rivals=usual_rivals(SMALL))
+    averaged = {job.role: job.recipe.average for job in jobs}
+    assert averaged == {"base": "ema:10%", "rival": "", "equal-cost": "ema:10%", "method": ""}
+    with pytest.raises(UserError, match="one average of the base can be evaluated, not 2"):
+        plan(SMALL, ["sam"], [0], rivals=[{"average": "ema:10%"}, {"average": "swa:0.5"}])
 
 
 def test_without_options_two_problems_are_compared(monkeypatch, tmp_path):
@@ -139,4 +149,4 @@ def test_without_options_two_problems_are_compared(monkeypatch, tmp_path):
     assert plan_of("sam", "--no-equal-cost") == ({0.0}, {0, 1, 2}, {"base", "method"})
     plan_of("sam", "--rivals", "weight_decay=5e-4,nesterov=true", "--rivals", "momentum=0.95")
     rivals = [job.name for job in planned if job.role == "rival" and job.recipe.seed == 0]
-    assert rivals == ["SGD, weight_decay=0.0005, nesterov", "SGD, momentum=0.95"]
+    assert rivals == ["SGD, weight decay 0.0005, Nesterov", "SGD, momentum 0.95"]

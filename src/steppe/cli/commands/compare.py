@@ -29,7 +29,10 @@ def command(
     ] = True,
     rivals: Annotated[
         list[str] | None,
-        typer.Option(help="Other forms of the base to beat: nesterov=true or weight_decay=5e-4; none for none."),
+        typer.Option(
+            help="Other forms of the base to beat: average=ema:10%, nesterov=true, weight_decay=5e-4; none for none. "
+            "By default these, where they apply."
+        ),
     ] = None,
     jobs: Jobs = None,
     together: Together = None,

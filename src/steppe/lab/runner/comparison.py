@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...support.errors import UserError
 from ..recipe.method_text import make_method
 from ..recipe.recipe import Recipe
 from ..records import label_for
 from ..statistics import stretched
 from .local import Job
 
-DEFAULT_METHODS = ("sam:rho=0.1", "asam:rho=1.0", "gsam:rho=0.1", "looksam:rho=0.1")
+DEFAULT_METHODS = ("sam:rho=0.1", "asam:rho=0.5", "gsam:rho=0.1", "looksam:rho=0.1")
 FIRST_NOISE, FIRST_SEEDS = (0.6, 0.0), 10  # of the comparison that is made if nothing is asked for
 
 
@@ -29,19 +30,25 @@ def plan(
 ) -> list[Job]:
     """The runs of a comparison, for each seed: the base, its rivals, the base trained longer, and the methods.
 
-    A rival is the base with other fields of the recipe, such as {"nesterov": True} or {"weight_decay": 5e-4}.
+    A rival is the base with other fields of the recipe, such as {"nesterov": True} or {"weight_decay": 5e-4}. An
+    average alone, {"average": "ema:10%"}, needs no training of its own: it is evaluated in the trainings of the base.
     """
     plain = replace(recipe, method="plain")
     base = label_for(plain)
+    averages = [rival["average"] for rival in rivals if rival.keys() == {"average"}]
+    if len(averages) > 1:
+        raise UserError(f"one average of the base can be evaluated, not {len(averages)}")
+    averaged = Recipe.of({**plain.as_dict(), "average": averages[0]}) if averages else plain
+    rivals = [rival for rival in rivals if rival.keys() != {"average"}]
     jobs: dict[str, Job] = {}
     costs = lengths([float(make_method(method, recipe.lr).cost) for method in methods])
     for seed in seeds:
-        wanted = [Job(plain, "base", base)]
+        wanted = [Job(averaged, "base", base)]
         wanted += [
             Job(Recipe.of({**plain.as_dict(), **rival}), "rival", f"{base}, {_fields(rival)}") for rival in rivals
         ]
         for cost in costs if equal_cost else ():
-            longer = _longer(plain, cost)
+            longer = _longer(averaged, cost)
             if longer.epochs > plain.epochs:
                 wanted.append(Job(longer, "equal-cost", f"{base}, {cost:.3g}x longer"))
         wanted += [Job(with_method(recipe, method)) for method in methods]
@@ -61,13 +68,28 @@ def lengths(costs: Sequence[float]) -> list[float]:
     return sorted({*costs, *doubled})
 
 
+AVERAGE = "ema:10%"  # of the base's weights: the rival that needs no training of its own
+WEIGHT_DECAY = 5e-4  # the usual one with SGD
+
+
 def usual_rivals(recipe: Recipe) -> list[dict[str, Any]]:
-    """What costs nothing more than the base and is often better: Nesterov's momentum."""
-    return [{"nesterov": True}] if recipe.base == "sgd" and recipe.momentum and not recipe.nesterov else []
+    """Forms of the base that cost no more and are often better: averaged weights, Nesterov's momentum, weight decay."""
+    found: list[dict[str, Any]] = [] if recipe.average else [{"average": AVERAGE}]
+    if recipe.base == "sgd":
+        found += [{"nesterov": True}] if recipe.momentum and not recipe.nesterov else []
+        found += [{"weight_decay": WEIGHT_DECAY}] if not recipe.weight_decay else []
+    return found
 
 
 def _fields(rival: Mapping[str, Any]) -> str:
-    return ", ".join(name if value is True else f"{name}={value}" for name, value in rival.items())
+    """The fields of a rival as its label says them.
+
+    >>> _fields({"nesterov": True, "weight_decay": 5e-4})
+    'Nesterov, weight decay 0.0005'
+    """
+    names = {"nesterov": "Nesterov", "weight_decay": "weight decay"}
+    said = {name: names.get(name, name) for name in rival}
+    return ", ".join(said[name] if value is True else f"{said[name]} {value}" for name, value in rival.items())
 
 
 def with_method(recipe: Recipe, method: str) -> Recipe:

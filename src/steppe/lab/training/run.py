@@ -169,6 +169,7 @@ class Run:
         sums: dict[str, Any] = {}
         self.model.train()
         began = time.perf_counter()
+        averaging = 0.0  # seconds that a training without an average would not take
         for step, (inputs, targets, auxiliary) in enumerate(batches.of_epoch(epoch)):
             if "lr" not in self.optimizer.method.needs:
                 lr = recipe.lr_at((epoch - 1) * batches.steps + step, batches.steps)
@@ -177,7 +178,9 @@ class Run:
             self._random.manual_seed(seed_for(recipe.seed, "model", epoch, step, self.ranks.rank))  # for dropout
             self.step(inputs, targets, auxiliary)
             if self.average is not None:
+                averaging -= time.perf_counter()
                 self.average.update()
+                averaging += time.perf_counter()
             for name, value in self.optimizer.metrics.items():
                 if isinstance(value, Tensor):  # numbers are averaged; of a vector (GAM's γ) the last value is kept
                     total, count = sums.get(name, (0.0, 0))
@@ -186,7 +189,7 @@ class Run:
         finite_steps = int(self.ranks.minimum_(self.totals[2:].clone()))
         train_loss, right, _ = self.ranks.mean_(self.totals).tolist()  # the only synchronisation in an epoch
         before = self.record["epochs"][-1]["seconds"] if self.record["epochs"] else 0.0
-        seconds = (time.perf_counter() - began) * self.share_of_time
+        seconds = (time.perf_counter() - began - averaging) * self.share_of_time
         test = self.ranks.broadcast(self.evaluate())
         entry: Epoch = {
             "epoch": epoch,
