@@ -13,7 +13,7 @@ collect_ignore = [
     for file, package in [*((name, name) for name in TRAINERS), ("fabric", "lightning")]
     if importlib.util.find_spec(package) is None
 ]
-collect_ignore += ["tests/integrations/titan_worlds.py"]  # a script of a test: importing it changes torchtitan and torch
+collect_ignore += ["tests/integrations/titan_worlds.py"]  # a script: importing it changes torchtitan
 
 
 @pytest.hookimpl(optionalhook=True)
