@@ -296,7 +296,7 @@ class OneIterator:
 @pytest.mark.parametrize("choose", ["fresh", "fixed"])
 def test_a_loader_with_one_iterator_has_no_second_pass(choose):
     for loader in (iter("abc"), OneIterator()):
-        with pytest.raises(ValueError, match="cannot be gone through twice at once"):
+        with pytest.raises(ValueError, match="cannot be iterated twice at the same time"):
             list(steppe.with_auxiliary(loader, choose))
     loader = DataLoader(cast(Dataset, [1, 2, 3]))  # a list has what a map-style dataset needs
     whole = [(a.item(), b.item()) for a, b in steppe.with_auxiliary(loader, choose)]

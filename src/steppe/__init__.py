@@ -31,7 +31,7 @@ from .schedules import linear_in_lr
 from .testing import drive
 from .vector import Space, Vector, reject, unit
 
-if TYPE_CHECKING:  # for editors and type checkers; when the code runs, the methods are those that were found
+if TYPE_CHECKING:  # for editors and type checkers; at run time the methods come from the registry, below
     from .lab.comparing import compare as compare
     from .lab.tuning import tune as tune
     from .methods import *  # noqa: F403
@@ -49,7 +49,7 @@ _methods = {cls.__name__: cls for cls in methods.registry.own_methods()}
 globals().update(_methods)
 __all__ += list(_methods)  # pyright: ignore[reportUnsupportedDunderAll]
 
-_LAB = {"compare": "lab.comparing", "tune": "lab.tuning"}  # imported when they are used: they need more than torch
+_LAB = {"compare": "lab.comparing", "tune": "lab.tuning"}  # imported on first use: they need more than torch
 
 if not TYPE_CHECKING:
 

@@ -1,4 +1,4 @@
-"""Starts the command line, or says what it needs."""
+"""Starts the `steppe` command, or says which package it needs."""
 
 import io
 import sys
@@ -12,7 +12,7 @@ def main() -> None:
         sys.exit(f'the steppe command needs {error.name}: pip install "steppe[cli]"')
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that has no λ shows a question mark
+            stream.reconfigure(errors="replace")  # a terminal that cannot show λ shows a question mark
     app()
 
 

@@ -1,4 +1,4 @@
-"""A second batch beside each batch, for methods that look at two."""
+"""Auxiliary batches: a second batch for each batch, for methods that look at two."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _KINDS = ("fresh", "fixed", "previous")
 def with_auxiliary(
     batches: Iterable[B], second: Literal["fresh", "fixed", "previous"] | Tensor | Iterable[Any] = "fresh"
 ) -> Iterator[tuple[B, Any]]:
-    """Pair each batch of a loader with an auxiliary one.
+    """Iterate over pairs (batch, auxiliary batch) of a loader.
 
-    The auxiliary batch comes from the training data:
+    The auxiliary batch is training data:
 
-    - "fresh": from a second, independent pass over the loader (which should shuffle). Loads twice the data.
-    - "fixed": always the first batch of such a pass: what Algorithm 1 of Generalization Aware Minimization prints.
-    - "previous": the batch of the step before; costs nothing. The first batch is paired with itself.
+    - "fresh": a batch of a second, independent pass over the loader (which should shuffle). Loads twice the data.
+    - "fixed": always the first batch of such a pass, as Algorithm 1 of Generalization Aware Minimization prints it.
+    - "previous": the batch of the previous step; costs nothing. The first batch is paired with itself.
 
-    Or it is **held out of training**. Give the batch itself (a tensor, a tuple, a mapping, or a list with a tensor in
-    it), or a loader of batches, which is gone through again and again. `hold_out` splits a data set in two:
+    Or it is **held out of training**. Pass the batch itself (a tensor, a tuple, a mapping, or a list that contains a
+    tensor), or a loader of batches, which is iterated again whenever it ends. `hold_out` splits a data set in two:
 
         train, held = steppe.hold_out(data, 500)
         for batch, second in steppe.with_auxiliary(DataLoader(train, 128, shuffle=True), DataLoader(held, 100)):
@@ -61,9 +61,9 @@ def with_auxiliary(
 
 
 def hold_out(data: Dataset[T], how_many: float, seed: int = 0) -> tuple[Subset[T], Subset[T]]:
-    """Split a data set in two: what to train on, and what to hold out of training.
+    """Split a data set into two subsets: one to train on, and one that is held out of training.
 
-    `how_many` is a number of examples, or a share if it is below 1. Which ones depends on the seed alone.
+    `how_many` is the number of examples to hold out, or their share if it is below 1. They are drawn with the seed.
 
     >>> train, held = hold_out(list(range(10)), 0.2)
     >>> len(train), len(held), sorted([*train, *held])
@@ -77,7 +77,7 @@ def hold_out(data: Dataset[T], how_many: float, seed: int = 0) -> tuple[Subset[T
 
 
 def how_many_of(how_many: float, total: int) -> int:
-    """A number of examples from a number, or from a share below 1; both parts must have some."""
+    """The number of held-out examples, from a number or from a share below 1. No part may be empty."""
     number = isinstance(how_many, (int, float)) and not isinstance(how_many, bool)
     count = round(how_many * total) if number and 0 < how_many < 1 else how_many
     if not number or count != int(count) or not 0 < count < total:
@@ -86,9 +86,12 @@ def how_many_of(how_many: float, total: int) -> int:
 
 
 def held_out_batches(second: Any) -> Iterator[Any]:
-    """Held-out batches without end: one batch again and again, or those of a loader, anew when it ends."""
+    """An endless iterator of held-out batches: always the same batch, or those of a loader, pass after pass."""
     if isinstance(second, (int, float)):
-        raise ValueError(f"hold examples out first: train, held = steppe.hold_out(data, {second!r}); then two loaders")
+        raise ValueError(
+            f"{second!r} is not a batch or a loader: hold examples out with train, held = "
+            f"steppe.hold_out(data, {second!r}), and pass a loader of `held`"
+        )
     if is_batch(second):
         while True:
             yield second
@@ -102,7 +105,7 @@ def held_out_batches(second: Any) -> Iterator[Any]:
 
 
 def is_batch(second: Any) -> bool:
-    """Whether this is one batch: a tensor, a tuple, a mapping, or a list with a tensor in it. Else it is a loader."""
+    """Whether this is a batch (a tensor, a tuple, a mapping, or a list that contains a tensor) and not a loader."""
     return isinstance(second, (Tensor, tuple, Mapping)) or (
         isinstance(second, list) and any(isinstance(part, Tensor) for part in second)
     )
@@ -111,7 +114,7 @@ def is_batch(second: Any) -> bool:
 def _length(data: Any) -> int:
     if not hasattr(data, "__len__"):
         raise ValueError(
-            "only a data set with a length can be split: give with_auxiliary a held-out loader of your own"
+            "only a data set with a length can be split: pass with_auxiliary a held-out loader of your own"
         )
     return len(data)
 
@@ -120,7 +123,7 @@ def _two_passes(batches: Iterable[B]) -> tuple[Iterator[B], Iterator[B]]:
     main, other = iter(batches), iter(batches)
     if main is other:
         raise ValueError(
-            "this loader cannot be gone through twice at once (an iterator, or persistent_workers=True): take another "
-            'one, or with_auxiliary(batches, "previous")'
+            "this loader cannot be iterated twice at the same time (an iterator, or persistent_workers=True): use "
+            'another loader, or with_auxiliary(batches, "previous")'
         )
     return main, other

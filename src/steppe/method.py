@@ -1,6 +1,6 @@
-"""What a method is: a generator that says where to look, is told what is seen there, and returns a direction.
+"""The interface of a method: a generator that yields where to look, is sent what is seen there, returns a direction.
 
-A method knows vectors and nothing else: no model, no optimizer, no process, no autograd. It is a frozen
+A method works on vectors only: it knows no model, no optimizer, no process and no autograd. It is a frozen
 dataclass whose fields are its hyperparameters and whose `looks` reads like its paper's pseudocode:
 
 >>> from dataclasses import dataclass
@@ -17,7 +17,7 @@ dataclass whose fields are its hyperparameters and whose `looks` reads like its 
 ...         behind = yield Look(-e)
 ...         return 0.5 * (there.grad + behind.grad)
 
-Because methods use arithmetic alone, `drive` runs one on any gradient function, without a model:
+Because a method only does arithmetic on vectors, `drive` can run it on any gradient function, without a model:
 
 >>> import torch
 >>> from steppe import drive
@@ -50,9 +50,10 @@ Number: TypeAlias = Annotated[Any, "a number or a schedule"]
 
 @dataclass(frozen=True)
 class Look:
-    """A place to look at the loss from: w + offset, on a named batch.
+    """A request for the gradient (and the loss) at w + offset, on a named batch.
 
-    "main" is the step's batch, "auxiliary" a second one, "sample" the single example with number `sample`.
+    Without an offset the look is at w itself. The batch "main" is that of the step, "auxiliary" is a second batch, and
+    "sample" is the single example with the index `sample`.
     """
 
     offset: Vector | None = None
@@ -60,12 +61,12 @@ class Look:
     sample: int | None = None
 
 
-HERE = Look()  # the weights as they are
+HERE = Look()  # at w itself
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What is sent back for a look: the gradient, and the loss where it is known."""
+    """The answer to a look: the gradient there, and the loss if it is known."""
 
     grad: Vector
     loss: Tensor | None = None
@@ -73,9 +74,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class HVP:
-    """A request for the Hessian at a place, times a vector; answered with a Vector.
+    """A request for the Hessian at a place times a vector. The answer is a `Vector`.
 
-    `seen` is what was seen at that place, so that a difference of gradients needs one more look and not two.
+    `seen` is the answer to a look at that place: with its gradient, a forward difference takes one more look, not two.
     """
 
     vector: Vector
@@ -83,21 +84,21 @@ class HVP:
     seen: Seen
 
 
-# A method yields a look, or several that do not depend on each other: a tuple, or an iterator that makes one at a time.
+# A method yields one look, or several independent ones: a tuple, or an iterator that makes them one at a time.
 Looks: TypeAlias = Generator["Look | HVP | Iterable[Look | HVP]", Any, Vector]
 Memory: TypeAlias = dict[str, "Vector | Tensor"]
 
 
 @dataclass
 class Context:
-    """What a method may know of the step it is in, beside what it sees, and what it may ask for."""
+    """What a method knows about the step it is in, besides what it sees, and what it may ask for."""
 
-    step: int  # steps taken so far; a skipped step does not count
-    lr: Any  # learning rate of the first parameter group, before this step; None if the base has none
+    step: int  # steps taken so far; skipped steps do not count
+    lr: Any  # learning rate of the first parameter group before this step; None if the base optimizer has none
     weights: Callable[[], Vector]
     draws: Draws
     memory: Mapping[str, Any] = field(default_factory=dict[str, Any])  # as the last step left it
-    # What takes effect if the step is taken; a step that is skipped (fp16 overflow) drops it:
+    # These take effect only if the step is taken. A step that is skipped (fp16 overflow) drops them:
     remembered: Memory = field(default_factory=dict[str, Any])
     wishes: dict[str, Any] = field(default_factory=dict[str, Any])
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -105,26 +106,26 @@ class Context:
 
     @property
     def w(self) -> Vector:
-        """The weights the step started from, wherever it is looking now."""
+        """The weights at the start of the step, also while a look has moved the parameters."""
         return self.weights()
 
     def remember(self, **values: Vector | Tensor) -> None:
-        """Keep values for the next step."""
+        """Store values for the next step, which finds them in `ctx.memory`."""
         for name, value in values.items():
             if not isinstance(value, (Vector, Tensor)):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"remember({name}=...) takes a Vector or a tensor, not {value!r}")
         self.remembered.update(values)
 
     def set_lr(self, lr: Tensor) -> None:
-        """The base optimizer takes this step, and all steps until the next call, with this learning rate."""
+        """Set the base optimizer's learning rate, for this step and all steps until the next call."""
         self.wishes["lr"] = lr
 
     def step_aside(self, direction: Vector) -> None:
-        """After the base's step, also subtract lr times this direction: a move that the base does not see."""
+        """After the base optimizer's step, also subtract lr times this direction, bypassing the base optimizer."""
         self.wishes["aside"] = direction
 
     def note_gap(self) -> None:
-        """After a look at w + e: record the surrogate gap L(w+e) − L(w), if the losses are known."""
+        """Record the surrogate gap L(w + e) − L(w), if the losses are known. Call it after the look at w + e."""
         first, last = self.losses[0], self.losses[-1]
         if first is not None and last is not None:
             self.metrics["surrogate_gap"] = last - first
@@ -132,16 +133,17 @@ class Context:
 
 @dataclass(frozen=True)
 class Method:
-    """Base class of all methods. Subclass it as a frozen dataclass and write `looks`."""
+    """Base class of all methods. Subclass it as a frozen dataclass and implement `looks`."""
 
     paper: ClassVar[str] = ""
     advice: ClassVar[str] = ""  # one line for somebody who chooses a method
-    ranges: ClassVar[str] = ""  # what the papers used
-    # Numbers, or properties that depend on the settings. Looks per step, on average; a Hessian-vector product is one:
+    ranges: ClassVar[str] = ""  # the values that the papers used
+    # `cost`, `copies` and `needs` are values, or properties where they depend on the settings.
+    # Looks per step, on average. A Hessian-vector product counts as one:
     cost: ClassVar[Any] = 1
-    # Extra copies of the parameters held at the peak, what is remembered between steps included, on a model with
-    # negligible activations (on a GPU beside temporaries: see `tensor_lists.LARGEST`). Most methods hold fewer while
-    # they look, which is when activations take memory.
+    # Extra copies of the parameters at the peak, including what is remembered between steps, on a model with
+    # negligible activations. (On a GPU there are temporaries too: see `tensor_lists.LARGEST`.) During a look, when
+    # activations take memory, most methods hold fewer.
     copies: ClassVar[Any] = 1
     nonnegative: ClassVar[tuple[str, ...]] = ("rho",)
     radius: ClassVar[str] = ""  # the field that a parameter group's "rho" overrides
@@ -167,28 +169,28 @@ class Method:
 
     def looks(self, ctx: Context) -> Looks:
         """Yield where to look, receive what is seen there, return the direction for the base optimizer."""
-        raise TypeError(f"{self.name} does not say where to look: write its looks(ctx)")
+        raise TypeError(f"{self.name} does not say where to look: implement looks(self, ctx)")
 
     def memory(self, space: Space) -> Memory:
-        """What the method remembers between steps, as it is before the first one."""
+        """The method's memory before the first step: vectors and tensors by name."""
         return {}
 
     def phase(self, step: int) -> int | None:
-        """Which sequence of operations the method runs at a step; None for one that it runs only once.
+        """A number that is the same for steps with the same operations; None for a step that occurs only once.
 
-        Steps of one phase do the same operations on other numbers: they can be recorded once and replayed. A
-        method that uses ``ctx.step`` says here how.
+        Such steps differ in their values alone, so that one recorded CUDA graph can be replayed for all of them.
+        Override it if `looks` depends on ``ctx.step``.
         """
         return 0
 
     @classmethod
     def variants(cls) -> list[Method]:
-        """Settings that the contract suite tests."""
+        """The method in the settings that the contract suite tests."""
         return [cls()]
 
     @classmethod
     def reduces_to(cls) -> list[tuple[Method, Method]]:
-        """Pairs (special case, what it equals): the contract suite holds each to the last bit."""
+        """Pairs (special case, what it equals). The contract suite checks that they are equal to the last bit."""
         return []
 
     @property
@@ -199,7 +201,7 @@ class Method:
     def at(self, step: int, lr: Any, group_rho: Sequence[float | None] | None = None) -> Method:
         """This method with every schedule replaced by its value.
 
-        `group_rho` holds, for each parameter, the radius its group asks for, or None: it overrides the method's.
+        `group_rho` holds, for each parameter, the radius that its group sets, or None. It overrides the method's.
         """
         numbers, values = number_fields(type(self)), dict[str, Any]()
         for f in fields(self):
@@ -210,8 +212,8 @@ class Method:
                 values[f.name] = value(step, lr)
         if group_rho is not None and not self.radius and any(f.name == "rho" for f in fields(self)):
             raise ValueError(
-                f"{self.name} has one rho for all weights (no `radius`, which says what a parameter group's rho is): "
-                "remove the groups' rho; perturb=False leaves a group's weights where they are"
+                f"{self.name} has one rho for all weights (it declares no `radius` that a parameter group could "
+                "override): remove rho from the groups; perturb=False excludes a group from perturbation"
             )
         if group_rho is not None and self.radius:
             own = values.get(self.radius, getattr(self, self.radius))
@@ -219,48 +221,48 @@ class Method:
         return replace(self, **values) if values else self
 
 
-def remembered(method: Method) -> int:
+def remembered_vectors(method: Method) -> int:
     """How many vectors a method remembers between steps."""
     return sum(isinstance(value, Vector) for value in method.memory(Space([torch.zeros(1)])).values())
 
 
 @functools.cache
 def number_fields(cls: type[Method]) -> frozenset[str]:
-    """The names of a method's fields that are of the type `Number`."""
+    """The names of a method's fields that are annotated as `Number`."""
     return frozenset(f.name for f in fields(cls) if _annotation(cls, f.name, f.type) == Number)
 
 
 def _annotation(cls: type, name: str, annotation: Any) -> Any:
-    """A field's type, also where `from __future__ import annotations` has made a string of it."""
+    """A field's type. It is evaluated if `from __future__ import annotations` has made it a string."""
     if not isinstance(annotation, str):
         return annotation
     owner = next(base for base in cls.__mro__ if name in inspect.get_annotations(base))
     try:
         return eval(annotation, {"Number": Number} | vars(sys.modules[owner.__module__]))
-    except NameError:  # a name of the function that the class was made in
+    except NameError:  # a local name of the function that defines the class
         return None
 
 
 def _refuse_reserved_fields(cls: type[Method]) -> None:
-    """A field that hides an attribute of `Method` would end in an error deep inside a step."""
+    """Raise for a field that hides an attribute of `Method`. Otherwise the error would come deep inside a step."""
     for name, annotation in inspect.get_annotations(cls).items():
         if hasattr(Method, name) and "ClassVar" not in str(annotation):
             raise TypeError(
-                f"{cls.__name__}: a setting cannot be called {name!r}, an attribute that every method has: rename it, "
-                f"or write `{name} = ...` without a type to set the attribute"
+                f"{cls.__name__}: a setting cannot be called {name!r}, which is an attribute of every method: rename "
+                f"it, or write `{name} = ...` without a type annotation to set the attribute"
             )
 
 
 def _register(cls: type[Method]) -> None:
-    """Make a method known by its name. The same class made again (a notebook's cell run twice) replaces the first."""
+    """Add a method to the registry. The same class defined again (a notebook cell that is run twice) replaces it."""
     name = cls.__name__.lower()
     known = Method.registry.get(name)
     taken = [other for other in Method.registry.values() if name in other.aliases]
     if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         taken.append(known)
     if taken:
-        there = f"{taken[0].__module__}.{taken[0].__qualname__}"
-        raise ValueError(f"a method called {cls.__name__} exists already ({there}): choose another name")
+        other = f"{taken[0].__module__}.{taken[0].__qualname__}"
+        raise ValueError(f"a method called {cls.__name__} exists already ({other}): choose another name")
     Method.registry[name] = cls
 
 
@@ -285,27 +287,28 @@ def adaptive_ascent(grad: Vector, w: Vector, eta: float) -> Vector:
 
 
 def one_by_one(looks: Looks) -> Generator[Look | HVP, Any, Vector]:
-    """A method's looks one after another. Those that it yields together it is told together, as a tuple."""
-    ask: Any = [next(looks)]  # in a list that is emptied, so that nothing here holds an offset during the look
+    """A method's looks one at a time. Looks that the method yields together are answered together, by a tuple."""
+    ask: Any = [next(looks)]  # a list that is emptied before the look, so that no reference keeps the offset alive
     try:
         while True:
             if isinstance(ask[0], (Look, HVP)):
                 ask = [looks.send((yield ask.pop()))]
                 continue
-            ask = [looks.send((yield from _told(iter(ask.pop()))))]
+            ask = [looks.send((yield from _answers(iter(ask.pop()))))]
     except StopIteration as end:
         return end.value
 
 
-def _told(several: Iterator[Look | HVP]) -> Generator[Look | HVP, Any, tuple[Any, ...]]:
+def _answers(looks: Iterator[Look | HVP]) -> Generator[Look | HVP, Any, tuple[Any, ...]]:
+    """Yield looks one at a time; return all answers."""
     seen: list[Any] = []
-    while one := list(islice(several, 1)):
+    while one := list(islice(looks, 1)):
         seen.append((yield one.pop()))
     return tuple(seen)
 
 
 def reusing(here: Seen, looks: Looks) -> Looks:
-    """Another method's looks, with what was seen HERE answered at once. For methods built on another method."""
+    """Another method's looks, except those at `HERE`: they are answered with `here`. For a method built on another."""
     looks = one_by_one(looks)
     ask = next(looks)
     try:

@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 
 from .engine import checks
 from .engine.closures import Closures, closures_for, evaluate, hessian_product
-from .engine.compiling import Uncompiled, run_as_they_are
+from .engine.compiling import Uncompiled, exclude_from_tracing
 from .engine.groups import Groups
 from .engine.home import Place
-from .engine.looks import Pass, Products, Surroundings
+from .engine.looks import LookSettings, Pass, Products
 from .engine.random_vectors import Draws
 from .engine.recording import Recordable
 from .engine.shards import NormGroup
@@ -34,8 +34,9 @@ from .methods.registry import by_name
 from .vector import Each, Space, same
 
 Base = Optimizer | Sequence[Optimizer]
-# Settings of `SharpnessAware`, beside base, method and model:
-_VERBS = ("step", "passes", "gradient", "begin", "abandon", "zero_grad", "state_dict", "load_state_dict")
+# Methods of `SharpnessAware` that torch.compile must not trace:
+_NOT_TRACED = ("step", "passes", "gradient", "begin", "abandon", "zero_grad", "state_dict", "load_state_dict")
+# Settings of `SharpnessAware` besides base, method and model:
 _SETTINGS = ("local", "hvp", "seed", "norm_group", "loss_group", "home")
 
 
@@ -44,26 +45,28 @@ class SharpnessAware(Recordable, Optimizer):
 
     Args:
         base: any `torch.optim.Optimizer` that minimises from one gradient, or a list of several (Muon for matrices,
-            AdamW for the rest), each with its own parameters. It stays the owner of parameter groups and state. A
-            group may carry ``rho`` (overrides the method's; not with a base that has its own, such as Adadelta),
+            AdamW for the rest), each with its own parameters. It still owns the parameter groups and their state. A
+            group may set ``rho`` (overrides the method's; not with a base that has its own, such as Adadelta),
             ``perturb=False`` (no look moves its weights, and norms of perturbations leave them out) and
             ``adaptive=False`` (adaptive methods treat its weights as if they were of size one).
         method: for example ``SAM(rho=0.05)``.
         model: the module that is called in training, as wrapped by DDP or FSDP2. It is needed to restore buffers
             (BatchNorm statistics), modes and shards in the extra looks. Leave it out only if the model has neither
             buffers nor shards.
-        local: under DDP, let every rank look around on its own batch alone and average only the directions
-            ("m-sharpness": what the SAM and GSAM papers did). Saves all all-reduces but one. Memory is per rank.
-        hvp: how Hessian-vector products are made, in methods that need them: from a "forward" or "central"
-            difference of gradients, or "exact" by double backward (closures that do not call backward only).
-        seed: of the method's random draws, which are the same on all ranks.
-        norm_group: the process group whose ranks hold other parameters of the same model, without being DTensors:
-            stages of a pipeline, experts. Norms and inner products are then sums over these ranks. Where only some
-            parameters differ between ranks, a function from a parameter to its group, or to None.
-        loss_group: for methods that decide by the loss, the ranks that share it, if `model` does not show them.
-        home: where the weights are kept while a look is somewhere else: on their "device", or on the "cpu", in pinned
-            memory. The latter saves a copy of the weights on the GPU, with which SAM's peak is the base's, and takes
-            the time of one transfer a step; the bits are the same. A forward must not change the weights by `.data`.
+        local: under DDP, let every rank compute its perturbation from its own batch alone, and average only the
+            directions ("m-sharpness": what the SAM and GSAM papers did). Saves all all-reduces but one. What the
+            method remembers is then per rank.
+        hvp: how Hessian-vector products are computed, in methods that need them: by a "forward" or "central"
+            difference of gradients, or "exact" by double backward (only with closures that do not call backward).
+        seed: of the method's random vectors, which are the same on all ranks.
+        norm_group: the process group whose ranks hold other parameters of the same model that are not DTensors:
+            stages of a pipeline, experts. Norms and inner products are then summed over these ranks. If only some
+            parameters differ between ranks: a function from a parameter to its group, or to None.
+        loss_group: for methods that use the loss, the process group of the ranks that share it, if `model` does not
+            show it.
+        home: where the weights are kept while a look is elsewhere: on their "device", or on the "cpu", in pinned
+            memory. "cpu" saves one copy of the weights on the GPU (SAM's peak is then that of the base) and takes the
+            time of one transfer per step; the bits are the same. A forward must not change the weights by `.data`.
 
     >>> model = nn.Linear(2, 1)
     >>> opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), by_name("sam"), model=model)
@@ -94,9 +97,9 @@ class SharpnessAware(Recordable, Optimizer):
         self.under_way = Step()
         self._memory = MethodState()
         self._lr_set: Any = None  # the learning rate the method has set
-        self._scaler_steps = False  # a GradScaler is calling
-        run_as_they_are(SharpnessAware, _VERBS)
-        Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
+        self._scaler_steps = False  # whether a GradScaler is calling step
+        exclude_from_tracing(SharpnessAware, _NOT_TRACED)
+        Optimizer.__setstate__(self, {})  # makes the hook registries; super().__init__ would make parameter groups
         self._groups = Groups(self.base, seed)
 
     # The base owns parameter groups, state and defaults
@@ -108,12 +111,12 @@ class SharpnessAware(Recordable, Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the base optimizer."""
         added = self._groups.add(param_group)
-        if "lr" in self.method.needs and self.steps > 0:  # the method's, for all groups
+        if "lr" in self.method.needs and self.steps > 0:  # the method has set one learning rate for all groups
             added["lr"] = self.param_groups[0]["lr"]
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """GradScaler asks just before it calls step. A fused base must not make it leave the unscaling to us."""
+        """GradScaler reads this just before it calls step. False, also for a fused base: the scaler must unscale."""
         self._scaler_steps = True
         return False
 
@@ -125,11 +128,11 @@ class SharpnessAware(Recordable, Optimizer):
     # First half: look around, leave the direction in p.grad
 
     def passes(self, scaler: GradScaler | None = None) -> Generator[Pass, None, None]:
-        """Run a training loop's forward and backward as often as the method needs.
+        """Iterate over the looks of a step: the body of the loop runs forward and backward.
 
-        The body of the loop computes the loss and calls backward, once or (accumulation) several times. After
-        the loop ``p.grad`` holds the direction; unscale, clip and call `step` as usual. With fp16, give the
-        scaler. Leaving the loop early restores everything.
+        The body computes the loss and calls backward, once or (gradient accumulation) several times. After the loop
+        ``p.grad`` holds the direction; unscale, clip and call `step` as usual. With fp16, pass the scaler. Leaving the
+        loop early restores everything.
 
             for look in opt.passes(scaler):
                 with torch.autocast("cuda", torch.float16):
@@ -141,8 +144,8 @@ class SharpnessAware(Recordable, Optimizer):
             scaler.update()
             opt.zero_grad()
 
-        A method that looks at a second batch says so in ``look.batch``; one that needs the loss is told it by
-        ``look.report(loss)``.
+        ``look.batch`` says which batch the look is on ("main" or "auxiliary"). A method that needs the loss gets it
+        from ``look.report(loss)``.
         """
         self.under_way.close()
         space = self._space()
@@ -160,10 +163,10 @@ class SharpnessAware(Recordable, Optimizer):
         scaler: GradScaler | None = None,
         first_done: bool = False,
     ) -> Tensor | None:
-        """Run the method's looks with a closure; leave the direction in ``p.grad``; return the loss at w.
+        """Run the method's looks with a closure, leave the direction in ``p.grad``, and return the loss at w.
 
         The closure returns the loss. It may call backward itself (on the scaled loss, if there is a scaler). It must
-        use the same data each time. A list of closures is a list of micro-batches: losses and gradients add up.
+        use the same data each time. A list of closures is a list of micro-batches: losses and gradients are summed.
 
         Methods that look at a second batch need `auxiliary`, its closure; methods that look at single examples
         need `sample`, a function from an example's number to its loss.
@@ -193,13 +196,17 @@ class SharpnessAware(Recordable, Optimizer):
         return first_loss
 
     def begin(self) -> None:
-        """Call before a pass that a framework runs itself, when ``gradient(..., first_done=True)`` will follow."""
+        """Save buffers, modes and random state before a framework runs the first pass of a step itself.
+
+        Then call ``gradient(..., first_done=True)``.
+        """
         self.under_way.begin(self.model, self._groups.trainable(), self.method)
 
     def abandon(self) -> None:
-        """Give up the step under way: restores the weights, keeps what the first look did to buffers and random state.
+        """Give up the step under way: restore the weights, but keep the buffers and random state of its first look.
 
-        For trainers that run a pass and then go on without a step. Leaving the loop over `passes` restores those too.
+        For trainers that run a pass and then take no step. (Leaving the loop over `passes` early restores buffers and
+        random state too.)
         """
         self.under_way.abandon()
 
@@ -208,11 +215,11 @@ class SharpnessAware(Recordable, Optimizer):
         return self.under_way.track(self._looks(space, scaler, first_done))
 
     def _looks(self, space: Space, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
-        """One step's looks."""
+        """The looks of one step."""
         ctx = self._context(space)
         method = self.method.at(ctx.step, ctx.lr, self._groups.rho())
-        around = Surroundings(self.model, self.local, self.hvp, self.loss_group, self.home, self.under_way.beside)
-        yield from self.under_way.run(method, space, ctx, around, scaler, first_done)
+        settings = LookSettings(self.model, self.local, self.hvp, self.loss_group, self.home, self.under_way.branches)
+        yield from self.under_way.run(method, space, ctx, settings, scaler, first_done)
 
     def _context(self, space: Space) -> Context:
         if "lr" in self.method.needs:
@@ -226,13 +233,13 @@ class SharpnessAware(Recordable, Optimizer):
     def step(self, closure: Closures | None = None, **batches: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take the base optimizer's step along the direction in ``p.grad``.
 
-        ``step(closure, ...)`` looks around first: it is ``gradient(closure, ...)`` and ``step()`` in one, and
+        ``step(closure, ...)`` runs the looks first: it is ``gradient(closure, ...)`` followed by ``step()``, and
         returns the loss at w. (Directly after `gradient` or `passes`, a closure is only called, as trainers expect.)
         """
         hooked = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
         return (self._step_with_hooks if hooked else self._step)(closure, **batches)
 
-    # torch wraps a step to run hooks. The base's is wrapped: hooks for all optimizers must not run twice.
+    # torch wraps every step to run the global hooks. They already run around the base's step and must not run twice.
     step.hooked = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def _step(self, closure: Closures | None = None, **batches: Any) -> Any:
@@ -247,7 +254,7 @@ class SharpnessAware(Recordable, Optimizer):
                     "scaler=scaler) first, then scaler.step(opt)"
                 )
             loss = self.gradient(closure, **batches)
-            self._scaler_steps = False  # others ask too: Lightning, before it clips in the closure
+            self._scaler_steps = False  # not only a scaler reads the flag: Lightning does, to clip in the closure
         elif callable(closure):
             with torch.enable_grad():
                 loss = closure()
@@ -256,7 +263,7 @@ class SharpnessAware(Recordable, Optimizer):
             return self._make_state()
         space, ctx = ready.space, ready.ctx
         if not same(self._groups.trainable(), space.params):
-            raise RuntimeError("the base optimizer's parameters changed between looking around and step()")
+            raise RuntimeError("the base optimizer's parameters changed after the looks: repeat the looks, then step()")
         if "lr" in ctx.wishes:
             self._lr_set = self._groups.set_lr(ctx.wishes["lr"])
         enabled, aside = torch.is_grad_enabled(), ctx.wishes.get("aside")
@@ -274,7 +281,7 @@ class SharpnessAware(Recordable, Optimizer):
         return loss
 
     def _step_with_hooks(self, *args: Any, **kwargs: Any) -> Any:
-        """With this optimizer's own hooks. (Hooks for all optimizers run around the base's step.)"""
+        """Take a step with this optimizer's own hooks. (torch's global hooks run around the base's step.)"""
         args = (self, *args)
         for before in self._optimizer_step_pre_hooks.values():
             args, kwargs = before(self, args, kwargs) or (args, kwargs)
@@ -284,22 +291,22 @@ class SharpnessAware(Recordable, Optimizer):
         return loss
 
     def _make_state(self) -> None:
-        """A step with nothing to step on: what distributed checkpointing does, at lr 0, to have state created."""
+        """Create optimizer state without a direction: distributed checkpointing calls step() at lr 0 for that."""
         if any(float(group.get("lr", 1)) != 0 for group in self.param_groups):
             raise RuntimeError("step() needs a direction: call step(closure), or loop over opt.passes() first")
-        self._space()  # and with it the method's memory
+        self._space()  # makes the method's memory too
         self.base.step()
 
     def train(self) -> None:
-        """For bases with two modes (schedule-free ones): before training. Trainers call it."""
+        """Put a base that has two modes (schedule-free optimizers) into training mode. Trainers call it."""
         self._groups.call("train")
 
     def eval(self) -> None:
-        """The same before evaluating or saving the model."""
+        """Put such a base into evaluation mode, before the model is evaluated or saved."""
         self._groups.call("eval")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, and with them a direction that was not stepped along."""
+        """Clear the gradients, and with them a direction that no step has used."""
         self.under_way.recover()
         self.base.zero_grad(set_to_none=set_to_none)
         if self.under_way.phase is not Phase.LOOKING:  # a closure may call this during a look
@@ -326,7 +333,7 @@ class SharpnessAware(Recordable, Optimizer):
         settings = self._groups.own_settings()
         memory = MethodState(self._memory.pinned)
         self.base.load_state_dict(memory.load(state_dict, self._groups.all_params()))
-        self._memory = memory  # only now: the base may have refused
+        self._memory = memory  # only now: the base may have raised
         self._groups.restore_own(settings)
         self.under_way, self._lr_set = Step(), None
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
@@ -334,9 +341,9 @@ class SharpnessAware(Recordable, Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # Schedulers and trainers leave a patched `step`, bound to this object, in __dict__.
-        gone = ("step", "_opt_called")
-        state = {k: v for k, v in self.__dict__.items() if k not in gone and not k.startswith("_optimizer_")}
-        # A step under way belongs to this object alone; and a copy has another object for the learning rate.
+        patched = ("step", "_opt_called")
+        state = {k: v for k, v in self.__dict__.items() if k not in patched and not k.startswith("_optimizer_")}
+        # A step under way is not copied. `_lr_set` is compared by identity, which a copy does not keep.
         return {**state, "under_way": Step(), "_lr_set": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharpnessAware:
@@ -366,7 +373,9 @@ class SharpnessAware(Recordable, Optimizer):
 
 
 def wrap(base: Base, method: str | Method, model: nn.Module | None = None, **settings: Any) -> SharpnessAware:
-    """Wrap a base optimizer by a method's name; what is not the optimizer's own setting is the method's.
+    """Make a `SharpnessAware` optimizer from a base optimizer and a method, given by name or as an object.
+
+    Settings that `SharpnessAware` does not have are those of the method.
 
     >>> model = nn.Linear(2, 1)
     >>> opt = wrap(torch.optim.SGD(model.parameters(), lr=0.1), "gsam", model=model, rho=0.1)
@@ -377,5 +386,5 @@ def wrap(base: Base, method: str | Method, model: nn.Module | None = None, **set
     if isinstance(method, str):
         method = by_name(method, **settings)
     elif settings:
-        raise TypeError(f"give these to the method itself: {', '.join(settings)}")
+        raise TypeError(f"the method is an object: give these to the method itself: {', '.join(settings)}")
     return SharpnessAware(base, method, model, **own)

@@ -1,4 +1,4 @@
-"""Hyperparameters that follow the learning rate."""
+"""Schedules: hyperparameters that follow the learning rate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .method import Schedule
 
 
 def linear_in_lr(rho_max: float, rho_min: float, lr_max: float, lr_min: float = 0.0) -> Schedule:
-    """ρ_t of GSAM: between ρ_min and ρ_max as the learning rate is between lr_min and lr_max, and never outside.
+    """A schedule for ρ (GSAM's ρ_t): linear in the learning rate, ρ_min at lr_min, ρ_max at lr_max, and clamped.
 
     >>> rho = linear_in_lr(rho_max=0.6, rho_min=0.2, lr_max=1.0, lr_min=0.0)
     >>> rho(0, 1.0), rho(0, 0.5), rho(0, 1e9)
@@ -24,7 +24,7 @@ def linear_in_lr(rho_max: float, rho_min: float, lr_max: float, lr_min: float = 
 
 @dataclass(frozen=True)
 class LinearInLR:
-    """See `linear_in_lr`. A class, so that a method that holds one can be pickled and printed."""
+    """The schedule of `linear_in_lr`. A class, so that a method with such a schedule can be pickled and printed."""
 
     rho_max: float
     rho_min: float

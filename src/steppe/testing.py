@@ -19,7 +19,10 @@ def drive(
     ctx: Context | None = None,
     loss: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Run one step of a method on a gradient function of one tensor: for tests and for trying an idea."""
+    """The direction of one step of a method, from a gradient function of one tensor: for tests and for new ideas.
+
+    `loss` is needed by methods that use it. A second batch and single examples are not distinguished.
+    """
     weights = Vector([w])
     if ctx is None:
         space = weights.space

@@ -52,7 +52,7 @@ class OnOneStream:
 def run(method, beside, model=None, steps=4):
     torch.manual_seed(3)
     model, opt = make(method, "cpu")
-    opt.under_way.beside = beside
+    opt.under_way.branches = beside
     places = [t.data_ptr() for t in (*model.parameters(), *model.buffers())]
     for day in data("cpu", steps):
         problems.by_closure(opt, model, day)
@@ -123,7 +123,7 @@ class _Breaks(steppe.Method):
 
 def test_a_look_that_fails_leaves_nothing_behind():
     model, opt = make(_Breaks(), "cpu")
-    opt.under_way.beside = OnOneStream()
+    opt.under_way.branches = OnOneStream()
     before, places, calls = [t.clone() for t in everything(model)], [p.data_ptr() for p in model.parameters()], []
     (x, y) = data("cpu", 1)[0].main
 
@@ -142,7 +142,7 @@ def test_with_a_loss_scale_they_take_turns():
     """All looks note in one place whether a gradient overflowed."""
     beside = OnOneStream()
     model, opt = make(steppe.SAMPa(), "cpu")
-    opt.under_way.beside = beside
+    opt.under_way.branches = beside
     closures = data("cpu", 1)[0].closures(model)
     opt.gradient(closures["closure"], auxiliary=closures["auxiliary"], scaler=torch.amp.GradScaler("cpu"))
     assert beside.said == []

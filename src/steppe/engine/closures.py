@@ -1,4 +1,4 @@
-"""Running the user's closures: losses, gradients, and exact Hessian-vector products."""
+"""Runs the user's closures: losses, gradients, and exact Hessian-vector products."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -27,7 +27,7 @@ Closures = Closure | Sequence[Closure]  # a sequence: one closure per micro-batc
 def evaluate(
     closures: Closures, params: Sequence[Tensor], model: nn.Module | None, scaler: GradScaler | None
 ) -> Tensor:
-    """Loss and gradients of the micro-batches, whether or not the closures call backward."""
+    """Compute the gradients of the micro-batches and return their loss, whether or not the closures call backward."""
     closures = _as_list(closures)
     total, calls_backward = None, None
     for closure in closures:
@@ -45,12 +45,12 @@ def evaluate(
 
 
 def hessian_product(closures: Closures, look: Pass, params: Sequence[Tensor], model: nn.Module | None) -> None:
-    """Replace the vector of a look's product by the Hessian times it, with double backward."""
+    """Replace the vector in a look's product by the Hessian times that vector, computed by double backward."""
     assert look.product is not None
     vector = look.product.vector
     if any(local(p) is not p for p in params):
         raise RuntimeError(
-            'hvp="exact" is impossible under FSDP2, which does not support double backward: use "central"'
+            'hvp="exact" is not possible under FSDP2, which does not support double backward: use hvp="central"'
         )
     total = None
     with replicas.no_sync(model), sdpa_kernel(SDPBackend.MATH):  # other attention kernels have no second derivative
@@ -61,11 +61,11 @@ def hessian_product(closures: Closures, look: Pass, params: Sequence[Tensor], mo
             _require_graph(loss)
             grads: Any = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)  # None where unused
             reached = [(g, v) for g, v in zip(grads, vector.tensors, strict=True) if g is not None and g.requires_grad]
-            rows: Sequence[Tensor | None] = [None] * len(params)  # of a loss that is linear in all of them
+            products: Sequence[Tensor | None] = [None] * len(params)  # zero: the loss is linear in all parameters
             if reached:
                 dot = vector.space.total([(g * v).sum() for g, v in reached])
-                rows = torch.autograd.grad(dot, params, allow_unused=True)
-            product = vector.space.vector(rows)
+                products = torch.autograd.grad(dot, params, allow_unused=True)
+            product = vector.space.vector(products)
             total = product if total is None else total + product
     assert total is not None
     if replicas.replicated(model) is not None:
@@ -78,7 +78,7 @@ def closures_for(look: Pass, batches: dict[str, Any], method: str) -> Closures:
     closures = batches[look.batch]
     if closures is None:
         raise RuntimeError(
-            f"{method} looks at a batch called {look.batch!r}: give step or gradient {look.batch}=, its closure"
+            f"{method} looks at a batch called {look.batch!r}: pass its closure to step or gradient as {look.batch}=..."
         )
     return closures if look.sample is None else lambda: closures(look.sample)
 
@@ -87,7 +87,7 @@ def _as_list(closures: Closures) -> list[Closure]:
     if callable(closures):
         return [closures]
     if isinstance(closures, Tensor):
-        raise TypeError("give a function that returns the loss, not the loss: step(lambda: criterion(model(x), y))")
+        raise TypeError("pass a function that returns the loss, not the loss: step(lambda: criterion(model(x), y))")
     closures = list(closures)
     if not closures:
         raise ValueError("the list of closures is empty")
@@ -105,6 +105,6 @@ def _loss(closure: Closure) -> Tensor:
 def _require_graph(loss: Tensor) -> None:
     if not loss.requires_grad:
         raise RuntimeError(
-            "the closure's loss has no graph and it left no gradients: return the loss itself, not a number or a "
-            "detached tensor, or call backward inside"
+            "the closure's loss has no autograd graph, and the closure has left no gradients: return the loss itself, "
+            "not a number or a detached tensor, or call backward in the closure"
         )

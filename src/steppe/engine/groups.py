@@ -1,4 +1,4 @@
-"""What the base optimizer's parameter groups say: their parameters, settings of ours in them, step count and seed."""
+"""The base optimizer's parameter groups: their parameters, and what steppe keeps in them (settings, steps, seed)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 
 from . import checks
 
-STEP, SEED = "steppe_step", "steppe_seed"  # keys in the first group: there they survive every kind of checkpoint
-_OWN = (SEED, "rho", "perturb", "adaptive")  # keys of ours in any group
+STEP, SEED = "steppe_step", "steppe_seed"  # keys in the first group, where every kind of checkpoint saves them
+_OWN = (SEED, "rho", "perturb", "adaptive")  # steppe's settings, which any group may have
 
 
 class Groups:
-    """The base's parameter groups, as they are now: the base owns them, and anybody may change them."""
+    """A view of the base's parameter groups. The base owns them, and user code may change them at any time."""
 
     def __init__(self, base: Optimizer, seed: int):
         self._base = base
@@ -23,13 +23,14 @@ class Groups:
             checks.check_group(group)
         self._first_before: dict[str, Any] = base.param_groups[0]
         self._first_before.setdefault(STEP, 0)
-        self._first_before.setdefault(SEED, index(seed))  # a plain int: numpy's overflow, and cannot be loaded safely
+        # A Python int: integers of NumPy overflow, and `torch.load` refuses them with weights_only=True.
+        self._first_before.setdefault(SEED, index(seed))
 
     def __iter__(self) -> Any:
         return iter(self._base.param_groups)
 
     def first(self) -> dict[str, Any]:
-        """The first group. If it is not the one it was (groups may be removed), our keys move to it."""
+        """The first group. If another group is first now (groups may be removed), steps and seed move to it."""
         first, before = self._base.param_groups[0], self._first_before
         if first is not before:
             first.update({key: before.pop(key) for key in (STEP, SEED) if key in before and key not in first})
@@ -43,23 +44,23 @@ class Groups:
 
     @property
     def seed(self) -> int:
-        """Of the method's random vectors."""
+        """The seed of the method's random vectors."""
         return self.first().setdefault(SEED, 0)
 
     def count_step(self) -> None:
-        """A step was taken."""
+        """Count a step."""
         self._base.param_groups[0][STEP] = self.steps + 1
 
     def set_lr(self, lr: Any) -> Any:
-        """Set the learning rate of all groups: to a tensor where the base takes one, else to a number."""
+        """Set the learning rate of all groups: to a tensor if the base supports it, else to a number. Return it."""
         takes_tensor = all(group.get("fused") or group.get("capturable") for group in self)
-        lr = lr if takes_tensor else float(lr)  # other bases would wait for the device themselves
+        lr = lr if takes_tensor else float(lr)  # synchronises; so would such a base itself
         for group in self:
             group["lr"] = lr
         return lr
 
     def add(self, group: dict[str, Any]) -> dict[str, Any]:
-        """Add a group to the base, if it is a good one; returns it as the base keeps it."""
+        """Add a group to the base and return it as the base keeps it. A group that `check_group` refuses is removed."""
         self._base.add_param_group(group)
         added = self._base.param_groups[-1]
         try:
@@ -70,7 +71,7 @@ class Groups:
         return added
 
     def call(self, name: str) -> None:
-        """Call a method of the base, or of each of several, that has one of this name."""
+        """Call the method of this name of the base, or of each of several bases, if it has one."""
         for base in getattr(self._base, "bases", [self._base]):
             method = getattr(base, name, None)
             if callable(method):
@@ -85,29 +86,29 @@ class Groups:
         return [p for group in self for p in group["params"] if p.requires_grad]
 
     def by_parameter(self, key: str, default: Any = None) -> list[Any]:
-        """What each trainable parameter's group says."""
+        """The value of a key in the group of each trainable parameter."""
         return [group.get(key, default) for group in self for p in group["params"] if p.requires_grad]
 
     def rho(self) -> list[Any] | None:
-        """The radius that each trainable parameter's group asks for; None if no group does."""
-        ours = "rho" not in self._base.defaults  # else it is the base's own: Adadelta has one
+        """The radius in the group of each trainable parameter; None if no group sets one."""
+        ours = "rho" not in self._base.defaults  # otherwise it is a setting of the base: Adadelta has a rho
         return self.by_parameter("rho") if ours and any("rho" in group for group in self) else None
 
     def flags(self) -> tuple[list[bool] | None, list[bool] | None]:
-        """For each trainable parameter whether looks may move it, and whether it is measured in its own size."""
+        """The settings `perturb` and `adaptive` of each trainable parameter; None if no group sets either."""
         if not any("perturb" in group or "adaptive" in group for group in self):
             return None, None
         return self.by_parameter("perturb", True), self.by_parameter("adaptive", True)
 
     def own_settings(self) -> list[dict[str, Any]]:
-        """The settings of ours in each group."""
+        """steppe's settings in each group."""
         ours = [key for key in _OWN if key not in self._base.defaults]
         return [{key: group[key] for key in ours if key in group} for group in self]
 
     def restore_own(self, settings: list[dict[str, Any]]) -> None:
-        """After loading a checkpoint of the base alone, which knows nothing of ours: keep these, count from zero."""
+        """After loading a checkpoint of the plain base, which has none of steppe's keys: restore them, count from 0."""
         if STEP in self._base.param_groups[0]:
             return
-        for group, kept in zip(self, settings, strict=True):
-            group.update(kept)
+        for group, own in zip(self, settings, strict=True):
+            group.update(own)
         self._base.param_groups[0][STEP] = 0

@@ -1,7 +1,7 @@
-"""Random numbers of Python and NumPy, which some models draw in their forward (SpecAugment of wav2vec2 does).
+"""The random state of Python and NumPy, from which some models draw in their forward (SpecAugment of wav2vec2 does).
 
-To save and to compare these states takes up to 0.1 ms, much for a small model. So it is done in every step only for
-models that may draw: whose source files import `random` or NumPy, or that were seen to draw in one of the first steps.
+Saving and comparing it takes up to 0.1 ms, which is much for a small model. So it is done in every step only for models
+that may draw: their source files import `random` or NumPy, or they were seen to draw in one of the first steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-FIRST_STEPS = 3  # of a model, in which it is watched
+FIRST_STEPS = 3  # in which every model is watched
 
 
 def may_draw(modules: Iterable[nn.Module]) -> bool:
@@ -39,7 +39,7 @@ class HostRandomState:
         self._numpy: Any = None if numpy is None else numpy.random.get_state(legacy=True)
 
     def __eq__(self, other: object) -> bool:
-        """Whether nothing was drawn between the two."""
+        """Whether nothing was drawn between the two states."""
         return isinstance(other, HostRandomState) and self._python == other._python and self._same_numpy(other)
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
@@ -48,11 +48,11 @@ class HostRandomState:
         mine, theirs = self._numpy, other._numpy
         if mine is None or theirs is None:
             return mine is theirs
-        # The name of the generator, 624 numbers, the position in them, and a normal number kept for the next draw.
+        # The generator's name, 624 numbers, the position in them, and a normal number that is cached for the next draw.
         return mine[0] == theirs[0] and mine[2:] == theirs[2:] and bool((mine[1] == theirs[1]).all())
 
     def restore(self) -> None:
-        """Make both generators what they were."""
+        """Restore the state of both generators."""
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)

@@ -1,11 +1,10 @@
-"""After an interrupt (Ctrl-C) a model is not saved with perturbed weights, and what is loaded then stays."""
+"""After an interrupt (Ctrl-C): perturbed weights are not saved, and weights that are loaded are not overwritten."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import nn
@@ -23,7 +22,7 @@ class Recovers(Protocol):
 
 
 class _RecoverFirst:
-    """A hook on a model's `state_dict` or `load_state_dict`. In a pickle or a copy of the model it does nothing."""
+    """A hook on a model's `state_dict` or `load_state_dict`. A pickled or copied model gets `_DoNothing` instead."""
 
     def __init__(self, step: Recovers):
         self._step = weakref.ref(step)
@@ -32,31 +31,27 @@ class _RecoverFirst:
         if (step := self._step()) is not None:
             step.recover()
 
-    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        return _nothing, ()
+    def __reduce__(self) -> tuple[type[_DoNothing], tuple[()]]:
+        return _DoNothing, ()
 
 
-class _Nothing:
+class _DoNothing:
     """A hook that does nothing."""
 
     def __call__(self, *_: Any) -> None: ...
 
 
-def _nothing() -> _Nothing:
-    return _Nothing()
-
-
 def recover_before_saving(step: Recovers, model: nn.Module | None) -> None:
-    """Let a model's `state_dict` and `load_state_dict` wait for a step to finish restoring the weights.
+    """Let a model's `state_dict` and `load_state_dict` first restore what an interrupted step has left.
 
-    With and without the model's wrappers. Weights that are loaded after an interrupt must not be overwritten later.
+    The hooks are set on the model and on the module inside its wrappers. Hooks of earlier optimizers are replaced.
     """
     inner = uncompiled(model)
     within = inner.module if isinstance(inner, DistributedDataParallel) else None
     for module in {id(m): m for m in (model, inner, within) if isinstance(m, nn.Module)}.values():
         for hooks in (module._state_dict_pre_hooks, module._load_state_dict_pre_hooks):  # pyright: ignore[reportPrivateUsage]
             for key, hook in list(hooks.items()):
-                if isinstance(getattr(hook, "hook", hook), (_RecoverFirst, _Nothing)):
+                if isinstance(getattr(hook, "hook", hook), (_RecoverFirst, _DoNothing)):
                     del hooks[key]
         module.register_state_dict_pre_hook(_RecoverFirst(step))
         module.register_load_state_dict_pre_hook(_RecoverFirst(step))

@@ -27,17 +27,17 @@ from .shards import local
 
 
 class Snapshot:
-    """Buffers, random state and modes at one moment. Taken again, it uses the same memory."""
+    """A saved state: buffers (and `more` tensors), random states and modes. `take` saves again, in the same memory."""
 
     def __init__(self, modules: Sequence[nn.Module], devices: Iterable[torch.device], more: Sequence[Tensor] = ()):
         self._modules = modules
         self._params = [p for module in modules for p in module._parameters.values() if p is not None]
         # The dictionaries of buffers, not only their values: a forward may replace a buffer by another tensor.
-        self._places = [module._buffers for module in modules]
-        self._named = [dict(place) for place in self._places]
-        self._buffers = _all_values(self._places)
+        self._buffer_dicts = [module._buffers for module in modules]
+        self._saved_dicts = [dict(buffers) for buffers in self._buffer_dicts]
+        self._buffers = _all_values(self._buffer_dicts)
         present = [buffer for buffer in self._buffers if buffer is not None]
-        self._pairs = _by_kind([_as_bits(local(tensor.detach())) for tensor in (*present, *more)])
+        self._pairs = _with_copies([_as_bits(local(tensor.detach())) for tensor in (*present, *more)])
         # And their addresses: a forward may give a buffer other memory (`buffer.data = ...`, `resize_`).
         self._strided = [buffer for buffer in present if type(buffer) is Tensor and buffer.layout is torch.strided]
         self._memory = [buffer.detach() for buffer in self._strided]
@@ -50,29 +50,29 @@ class Snapshot:
         self.take()
 
     def take(self) -> None:
-        """Save the present state."""
+        """Save the current state."""
         self._modes = [module.training for module in self._modules]
         self._trainable = [p.requires_grad for p in self._params]
         for sources, values in self._pairs:
             torch._foreach_copy_(values, sources)
-        # A step that is being recorded has one random state for each look on its device: see Isolation.look_states.
+        # While a CUDA graph records, each look has its own random state of the device: see Isolation.look_states.
         known = self._random_states[: self._host_states] if _recording(self._devices) else self._random_states
         self._random = [(write, read()) for read, write in known]
 
     def buffers(self) -> list[Tensor]:
-        """The saved buffers, in memory of their own."""
+        """New copies of the saved buffers."""
         copies = [torch.empty_like(buffer) for buffer in self._buffers if buffer is not None]
-        targets = _in_kinds([_as_bits(copy) for copy in copies])
-        for kind, (_, values) in zip(targets, self._pairs, strict=True):
-            torch._foreach_copy_(kind, values)
+        groups = _by_dtype_and_device([_as_bits(copy) for copy in copies])
+        for group, (_, values) in zip(groups, self._pairs, strict=True):
+            torch._foreach_copy_(group, values)
         return copies
 
     def restore(self) -> None:
         """Restore the saved state."""
         if not self.fits():
-            for place, buffers in zip(self._places, self._named, strict=True):
-                place.clear()
-                place.update(buffers)
+            for buffers, saved in zip(self._buffer_dicts, self._saved_dicts, strict=True):
+                buffers.clear()
+                buffers.update(saved)
             for buffer, memory, address in zip(self._strided, self._memory, self._addresses, strict=True):
                 if buffer.data_ptr() != address:
                     buffer.data = memory
@@ -93,67 +93,70 @@ class Snapshot:
         return not all(a.equal(b) if isinstance(a, Tensor) else a == b for (_, a), (_, b) in pairs)
 
     def fits(self) -> bool:
-        """Whether the modules have the buffers that this snapshot knows, and no others."""
-        same_tensors = same(_all_values(self._places), self._buffers)
+        """Whether the modules still have the same buffers, in the same memory."""
+        same_tensors = same(_all_values(self._buffer_dicts), self._buffers)
         return same_tensors and [buffer.data_ptr() for buffer in self._strided] == self._addresses
 
 
 class Isolation:
-    """Isolates a step's extra looks: restores the state before the first look, and at the end the state after it."""
+    """Isolates the extra looks of a step.
 
-    def __init__(self, model: nn.Module | None, params: list[Tensor], moving: Sequence[Tensor] = ()):
+    Each of them starts from the state before the first look. At the end the state after the first look is restored.
+    """
+
+    def __init__(self, model: nn.Module | None, params: list[Tensor], changing: Sequence[Tensor] = ()):
         self._model, self._params = model, params
-        self._moving = list(moving)  # parameters of others that a forward changes, for example averages them
+        self._changing = list(changing)  # parameters of others that a forward changes, for example a moving average
         self._modules = [] if model is None else list(model.modules())
-        self._branches = [module._modules for module in self._modules]
-        self._children = _all_values(self._branches)  # while these are the same objects, so is the tree of modules
+        self._child_dicts = [module._modules for module in self._modules]
+        self._children = _all_values(self._child_dicts)  # as long as these are the same objects, so is the module tree
         self._devices = sorted({p.device for p in params}, key=str)
         self._sharded = [m for m in self._modules if fully_sharded(m)]
-        self._before = Snapshot(self._modules, self._devices, self._moving)
+        self._before = Snapshot(self._modules, self._devices, self._changing)
         self._after: Snapshot | None = None
-        self._may_draw, self._watched = may_draw(self._modules), FIRST_STEPS
+        self._may_draw, self._steps_to_watch = may_draw(self._modules), FIRST_STEPS
         self._host_before: HostRandomState | None = None
         self._host_after: HostRandomState | None = None  # if the first look drew from those generators
-        self._watch()
-        self._looked = False  # whether the state after the first look is known
+        self._save_host_state()
+        self._first_look_saved = False  # whether the state after the first look is saved
         # Parameters of the model that belong to another optimizer: extra looks must not add to their gradients.
         ours = {id(p) for p in params}
         everyones = (p for m in self._modules for p in m._parameters.values() if p is not None)
         self._others = list({id(p): p for p in everyones if id(p) not in ours}.values())
         self._others_grads: list[Tensor | None] = []
         self._versions = [p._version for p in self._others]
-        self._found: list[tuple[Tensor, Tensor]] = []  # those that the first look changed unexpectedly, and to what
+        self._changed: list[tuple[Tensor, Tensor]] = []  # those that the first look changed unexpectedly: (p, value)
         self.precision = Precision(model, self._modules, params)
-        # While a CUDA graph is recorded: one random state for each look, all starting where the first one starts.
+        # While a CUDA graph records: one random state for each look. All start where that of the first look starts.
         self.look_states: list[torch.Generator] = []
 
     def for_next_step(self, model: nn.Module | None, params: list[Tensor]) -> Isolation:
         """This object with a new snapshot, or a new object if model or parameters have changed."""
-        same_model = model is self._model and same(_all_values(self._branches), self._children)
-        if not (same_model and same(params, self._params) and self._before.fits()) or self._found:
-            return Isolation(model, params, [*self._moving, *(p for p, _ in self._found)] if same_model else ())
-        self._looked = False
+        same_model = model is self._model and same(_all_values(self._child_dicts), self._children)
+        if not (same_model and same(params, self._params) and self._before.fits()) or self._changed:
+            return Isolation(model, params, [*self._changing, *(p for p, _ in self._changed)] if same_model else ())
+        self._first_look_saved = False
         self._versions = [p._version for p in self._others]
         self._before.take()
-        self._watch()
+        self._save_host_state()
         return self
 
-    def _watch(self) -> None:
-        """Save the states of Python's and NumPy's generators, if the model may draw from them."""
-        self._watched -= 1
-        self._host_before = HostRandomState() if self._may_draw or self._watched >= 0 else None
+    def _save_host_state(self) -> None:
+        """Save the state of Python's and NumPy's generators, if the model may draw from them."""
+        self._steps_to_watch -= 1
+        self._host_before = HostRandomState() if self._may_draw or self._steps_to_watch >= 0 else None
         self._host_after = None
 
     def before_extra_look(self) -> None:
         """Restore the state before the first look."""
-        if not self._looked:
-            self._looked = True
+        if not self._first_look_saved:
+            self._first_look_saved = True
             if self._after is not None and self._after.fits():
                 self._after.take()
             else:
-                self._after = Snapshot(self._modules, self._devices, self._moving)
+                self._after = Snapshot(self._modules, self._devices, self._changing)
             self._others_grads = [p.grad for p in self._others]
-            self._find_moving()
+            self._find_changed()
             if self._host_before is not None and (now := HostRandomState()) != self._host_before:
                 self._may_draw, self._host_after = True, now
         for p in self._others:
@@ -161,62 +164,66 @@ class Isolation:
         self._before.restore()
         if self._host_before is not None and self._host_after is not None:
             self._host_before.restore()
-        self._draw_from(1)
+        self._use_state_of_next_look()
 
     def after_last_look(self) -> None:
         """Restore the state after the first look: what plain training would have left behind."""
-        self._draw_from(0)
-        if self._looked and self._after is not None:
+        self._use_state_of_first_look()
+        if self._first_look_saved and self._after is not None:
             self._after.restore()
             if self._host_after is not None:
                 self._host_after.restore()
-            self._restore_found()
+            self._restore_changed()
             self._return_gradients()
 
     def undo(self) -> None:
-        """After an exception: restore the state before the step."""
-        self._draw_from(0)
+        """Restore the state before the step, after an exception."""
+        self._use_state_of_first_look()
         self._before.restore()
         if self._host_before is not None:
             self._host_before.restore()
-        if self._looked:
-            self._restore_found()
+        if self._first_look_saved:
+            self._restore_changed()
             self._return_gradients()
 
-    def _find_moving(self) -> None:
+    def _find_changed(self) -> None:
         """Note which parameters of others the first look has changed. In later steps they are saved like buffers."""
         if [p._version for p in self._others] != self._versions:
             changed = (p for p, version in zip(self._others, self._versions, strict=True) if p._version != version)
-            known = {id(p) for p in self._moving}
-            self._found = [(p, p.detach().clone()) for p in changed if id(p) not in known]
+            known = {id(p) for p in self._changing}
+            self._changed = [(p, p.detach().clone()) for p in changed if id(p) not in known]
 
-    def _restore_found(self) -> None:
+    def _restore_changed(self) -> None:
         with torch.no_grad():
-            for p, value in self._found:
+            for p, value in self._changed:
                 p.copy_(value)
 
-    def _draw_from(self, index: int) -> None:
-        """While recording: switch to the next look's random state (1), or to the one that training goes on with (0)."""
-        if len(self.look_states) > index:
-            state = self.look_states.pop(1) if index else self.look_states[0]
-            torch.cuda.default_generators[state.device.index].graphsafe_set_state(state)
+    def _use_state_of_next_look(self) -> None:
+        """While recording: let the device draw from the random state of the next look."""
+        if len(self.look_states) > 1:
+            _draw_from(self.look_states.pop(1))
+
+    def _use_state_of_first_look(self) -> None:
+        """While recording: let the device draw from the random state that training goes on with."""
+        if self.look_states:
+            _draw_from(self.look_states[0])
 
     def _return_gradients(self) -> None:
         for p, grad in zip(self._others, self._others_grads, strict=True):
             p.grad = grad
-        self._others_grads = []  # so that their owner can free them
+        self._others_grads = []  # no reference, so that their owner can free them
 
     def only_buffers(self) -> bool:
-        """Whether a forward is known to change nothing but buffers: no parameters of others, no host's random state."""
-        return not (self._moving or self._found or self._may_draw or self._sharded)
+        """Whether a forward changes buffers only: no parameters of others, no random state of the host, no shards."""
+        return not (self._changing or self._changed or self._may_draw or self._sharded)
 
     def buffers_before(self) -> list[Tensor]:
-        """The model's buffers as they were before the first look, in memory of their own; if it `only_buffers`."""
+        """New copies of the model's buffers as they were before the first look. Call it only if `only_buffers`."""
         return self._before.buffers()
 
     @contextlib.contextmanager
     def single_example(self) -> Generator[None, None, None]:
-        """Around a look at one example: BatchNorm uses its running statistics, because one example has none."""
+        """The context of a look at one example: BatchNorm uses its running statistics, because one example has none."""
         norms = [m for m in self._modules if isinstance(m, _BatchNorm) and m.training]
         for module in norms:
             module.training = False
@@ -227,14 +234,20 @@ class Isolation:
                 module.training = True
 
     def drop_cached_weights(self) -> None:
-        """Call when the weights have moved: drops autocast's low-precision copies and FSDP2's gathered ones."""
+        """Drop copies of the weights after they have moved: autocast's low-precision and FSDP2's gathered ones."""
         torch.clear_autocast_cache()
         for module in self._sharded:
             module.reshard()
 
 
 def _recording(devices: Sequence[torch.device]) -> bool:
+    """Whether a CUDA graph is recording."""
     return any(d.type == "cuda" for d in devices) and torch.cuda.is_current_stream_capturing()
+
+
+def _draw_from(state: torch.Generator) -> None:
+    """Let a device's default generator draw from a random state."""
+    torch.cuda.default_generators[state.device.index].graphsafe_set_state(state)
 
 
 def _random_state(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
@@ -246,7 +259,7 @@ def _random_state(device: torch.device) -> tuple[Callable[[], Any], Callable[[An
         return lambda: module.get_rng_state(device), lambda state: module.set_rng_state(state, device)
     generator = torch.cuda.default_generators[device.index]
 
-    def read() -> tuple[int, int]:  # seed and offset are the whole state, and are faster to read than a tensor of it
+    def read() -> tuple[int, int]:  # seed and offset are the whole state, and faster to read than its tensor
         return generator.initial_seed(), generator.get_offset()
 
     def write(state: tuple[int, int]) -> None:
@@ -263,24 +276,24 @@ def _all_values(dicts: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def _as_bits(tensor: Tensor) -> Tensor:
-    """The same memory viewed as 32-bit integers where possible, so that one kernel copies statistics and counters."""
+    """A view of the same memory as 32-bit integers, if possible, so that one kernel copies statistics and counters."""
     if tensor.layout is torch.strided and 0 in tensor.stride():  # expanded: all entries share one memory cell
         tensor = tensor[tuple(slice(None if step else 1) for step in tensor.stride())]
-    # A conjugate view, or the imaginary part of one, carries a flag that list kernels do not support.
+    # A conjugate view, or the imaginary part of one, carries a flag that `torch._foreach` kernels do not support.
     tensor = tensor.conj() if tensor.is_conj() else torch._neg_view(tensor) if tensor.is_neg() else tensor
     if tensor.dtype not in (torch.float32, torch.int64) or tensor.layout is not torch.strided:
         return tensor
     return tensor.view(-1).view(torch.int32) if tensor.is_contiguous() else tensor
 
 
-def _by_kind(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Tensors, with memory for their values, grouped as list kernels need them."""
-    return [(kind, [torch.empty_like(t) for t in kind]) for kind in _in_kinds(tensors)]
+def _with_copies(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Groups of tensors, each with memory for a copy of its values."""
+    return [(group, [torch.empty_like(t) for t in group]) for group in _by_dtype_and_device(tensors)]
 
 
-def _in_kinds(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Tensors grouped by dtype and device."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+def _by_dtype_and_device(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Tensors grouped by dtype and device, as `torch._foreach` kernels need them."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for t in tensors:
-        kinds.setdefault((t.dtype, t.device), []).append(t)
-    return list(kinds.values())
+        groups.setdefault((t.dtype, t.device), []).append(t)
+    return list(groups.values())

@@ -1,4 +1,4 @@
-"""What a CUDA graph needs of the optimizer whose steps it records: see graphs.capture."""
+"""The interface between an optimizer and a CUDA graph that records its steps: see graphs.capture."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..method import Method
 from ..vector import Space
 from .groups import Groups
 from .random_vectors import seed_of
-from .side_by_side import Beside
+from .side_by_side import LookBranches
 from .state import MethodState
 from .step import Outcome, Step
 
 
 class Recordable(ABC):
-    """The part of `SharpnessAware` that recorded steps use. A recording runs its Python once, a replay never."""
+    """The part of `SharpnessAware` that recorded steps use. Recording runs the Python code once; replays never do."""
 
     method: Method
     metrics: dict[str, Any]
@@ -33,7 +33,7 @@ class Recordable(ABC):
     def _space(self) -> Space: ...
 
     def count_step(self, metrics: dict[str, Any]) -> None:
-        """A step was taken, or recorded."""
+        """Count a step that was taken, and keep its metrics. A step that is being recorded is not counted."""
         if self.under_way.recording:
             self.under_way.recorded_metrics = metrics
             return
@@ -41,11 +41,11 @@ class Recordable(ABC):
         self._groups.count_step()
 
     def prepare_recording(self) -> list[torch.Generator]:
-        """Before a CUDA graph records a step: from now on the method's memory stays where it is.
+        """Pin the method's memory, before a CUDA graph records a step: from now on it keeps its addresses.
 
-        Returns the generators of the method's random vectors, which the graph has to know.
+        Returns the generators of the method's random vectors, which must be registered with the graph.
         """
-        self._space()  # makes the memory, if no step has yet
+        self._space()  # makes the method's memory, if there was no step yet
         self._memory.pin()
         return self.seed_generators()
 
@@ -57,29 +57,29 @@ class Recordable(ABC):
 
     @contextlib.contextmanager
     def recording(
-        self, look_states: list[torch.Generator], beside: Beside | None = None
+        self, look_states: list[torch.Generator], branches: LookBranches | None = None
     ) -> Generator[None, None, None]:
-        """While a CUDA graph records a step: it is not counted, and each look draws from a random state of its own.
+        """A context in which a CUDA graph records a step: it is not counted, and each look has its own random state.
 
-        With `beside`, looks that do not depend on each other are recorded side by side.
+        With `branches`, independent looks are recorded side by side.
         """
         self.under_way.draw_looks_from(look_states)
-        self.under_way.recording, self.under_way.beside = True, beside
+        self.under_way.recording, self.under_way.branches = True, branches
         try:
             yield
         finally:
-            self.under_way.recording, self.under_way.beside = False, None
+            self.under_way.recording, self.under_way.branches = False, None
             self.under_way.draw_looks_from([])
 
     def recorded(self) -> Outcome:
-        """After recording: what the step, or its looks alone, left behind in Python."""
+        """What the recorded step, or its looks alone, left behind in Python. Call it after recording."""
         params, ready = self._groups.trainable(), self.under_way.ready
         metrics = self.under_way.recorded_metrics if ready is None else ready.ctx.metrics
         lr = self._groups.first()["lr"] if "lr" in self.method.needs else None
         return Outcome(params, [p.grad for p in params], ready, metrics, lr)
 
     def replayed(self, outcome: Outcome, metrics: dict[str, Any]) -> None:
-        """After the device has replayed a recorded step: be as if it had run here, with these metrics."""
+        """Update the Python side after a replay, as if the step had run eagerly, with these metrics."""
         for p, grad in zip(outcome.params, outcome.grads, strict=True):
             p.grad = grad
         if outcome.ready is not None:

@@ -1,4 +1,4 @@
-"""Models that are replicated or sharded over processes: what their ranks must agree on."""
+"""Models that are replicated or sharded over processes (DDP, FSDP2, pipelines): how, and what ranks must agree on."""
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 
 def fully_sharded(module: object) -> TypeGuard[FSDPModule]:
-    """Whether FSDP2's `fully_shard` was applied to a module. FSDP2 is not imported to find out."""
+    """Whether FSDP2's `fully_shard` was applied to a module. This does not import FSDP2."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 def sharded_by_fsdp1(model: nn.Module) -> bool:
-    """Whether a part of a model is wrapped by FSDP1's FullyShardedDataParallel."""
+    """Whether a model, or a part of it, is wrapped by FSDP1's FullyShardedDataParallel."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and any(isinstance(m, fsdp.FullyShardedDataParallel) for m in model.modules())
 
 
 def in_a_pipeline(params: Sequence[Tensor]) -> bool:
-    """Whether a stage of a pipeline of several ranks holds one of these parameters.
+    """Whether one of these parameters belongs to a stage of a pipeline over several ranks.
 
-    A module does not say so itself, so all objects are asked: only where there are several ranks.
+    A module does not know its stage, so all objects of the process are searched, but only if there are several ranks.
     """
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")
     if pipelining is None or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
@@ -48,7 +48,7 @@ def in_a_pipeline(params: Sequence[Tensor]) -> bool:
 
 
 def uncompiled(model: nn.Module | None) -> Any:
-    """The module inside the wrappers of `torch.compile`."""
+    """The module without the wrappers of `torch.compile`."""
     inner: Any = model
     while hasattr(inner, "_orig_mod"):
         inner = inner._orig_mod
@@ -56,7 +56,7 @@ def uncompiled(model: nn.Module | None) -> Any:
 
 
 def replicated(model: nn.Module | None) -> DistributedDataParallel | None:
-    """The DDP model that a model is, also inside `torch.compile`."""
+    """The model if it is a DDP model, also inside `torch.compile`; else None."""
     inner = uncompiled(model)
     return inner if isinstance(inner, DistributedDataParallel) else None
 
@@ -72,7 +72,7 @@ def average_(tensors: Sequence[Tensor], model: nn.Module | None) -> None:
 
 
 def mean(value: Tensor, model: nn.Module | None, group: Any, method: str) -> Tensor:
-    """A number that each rank computed on its own data, averaged, so that all take the same decision."""
+    """The mean over ranks of a number that each computed on its own data, so that all ranks decide alike."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return value
     group = _group_of_losses(model, method) if group is None else group
@@ -82,7 +82,7 @@ def mean(value: Tensor, model: nn.Module | None, group: Any, method: str) -> Ten
 
 
 def _group_of_losses(model: nn.Module | None, method: str) -> Any:
-    """The ranks whose losses belong together (None: all of them). Ranks that decide by their own loss drift apart."""
+    """The process group of the ranks that share a loss (None: all ranks). By their own losses, ranks would diverge."""
     modules = [] if model is None else list(uncompiled(model).modules())
     for module in modules:
         if isinstance(module, DistributedDataParallel):
@@ -90,8 +90,8 @@ def _group_of_losses(model: nn.Module | None, method: str) -> Any:
     if any(fully_sharded(m) or _composed(m) or any(map(sharded, m.parameters(recurse=False))) for m in modules):
         return None
     raise RuntimeError(
-        f"{method} decides by the loss, there are {torch.distributed.get_world_size()} processes, and model= does not "
-        "show how they share it: give SharpnessAware the model as DDP or FSDP2 has wrapped it, or loss_group="
+        f"{method} uses the loss, there are {torch.distributed.get_world_size()} processes, and model= does not show "
+        "how they share it: give SharpnessAware the model as DDP or FSDP2 has wrapped it, or loss_group="
     )
 
 
@@ -102,7 +102,7 @@ def _composed(module: nn.Module) -> bool:
 
 
 def can_skip_sync(model: nn.Module | None) -> bool:
-    """Whether DDP can skip the synchronisation of a pass: not in the first pass of a static graph, which it records."""
+    """Whether DDP can skip the synchronisation of a pass. It cannot in the first pass of a static graph."""
     ddp = replicated(model)
     if ddp is None:
         return False
@@ -110,21 +110,21 @@ def can_skip_sync(model: nn.Module | None) -> bool:
 
 
 def no_sync(model: nn.Module | None) -> contextlib.AbstractContextManager[None]:
-    """A pass whose gradients DDP does not synchronise, where that is possible."""
+    """A context in which DDP does not synchronise gradients, if possible."""
     ddp = replicated(model)
     return ddp.no_sync() if ddp is not None and can_skip_sync(model) else contextlib.nullcontext()
 
 
 def sync_buffers_next(model: nn.Module | None) -> None:
-    """Let DDP broadcast rank 0's buffers in the next forward, as it does in each step of plain training."""
+    """Let DDP broadcast the buffers of rank 0 in the next forward, as it does in each step of plain training."""
     _require_replicated(model).require_forward_param_sync = True
 
 
 def used_anywhere(used: list[bool], model: nn.Module | None) -> list[bool]:
-    """Which parameters any replica used. DDP itself finds out only if it was told that some may be unused."""
+    """Which parameters were used on any replica. They differ only if DDP was told that some may be unused."""
     ddp = _require_replicated(model)
     if not (ddp.find_unused_parameters or ddp.static_graph):
-        return [True] * len(used)  # DDP requires it
+        return [True] * len(used)  # DDP requires that all are used
     flags = torch.tensor(used, dtype=torch.int32, device=next(ddp.parameters()).device)
     torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX, group=ddp.process_group)
     found: list[int] = flags.tolist()

@@ -1,8 +1,8 @@
-"""Looks that do not depend on each other, each on weights and buffers of its own, so that they can run side by side.
+"""Independent looks on copies of weights and buffers, so that they can run side by side as branches of a CUDA graph.
 
-A look normally moves the weights in place, and the next one waits for it. Here each look has memory of its own: while
-its forward and backward are recorded, the parameters and buffers of the model *are* that memory (their `data`). The
-weights themselves do not move. Who records (graphs.branches) says which stream the kernels of each look go to.
+A look normally moves the weights in place, and the next look waits for it. Here each look has its own copy: while its
+forward and backward are recorded, the `data` of the model's parameters and buffers is that copy. The weights themselves
+do not move. The recorder (graphs.branches) puts the kernels of each look on a stream.
 
 The results are those of one look after another, to the bit: the same kernels on the same numbers.
 """
@@ -19,29 +19,29 @@ from torch import Tensor, nn
 from ..method import HVP, Look
 from ..vector import Vector
 
-LARGEST = 2**25  # parameters: a larger model fills the device with one look, and copies of it are large
+LARGEST = 2**25  # parameters: one look of a larger model keeps the device busy, and copies take much memory
 
 
-class Beside(Protocol):
-    """Where the kernels of each look go."""
+class LookBranches(Protocol):
+    """Puts the kernels of independent looks on parallel branches."""
 
     def fork(self, count: int) -> None:
-        """`count` looks begin here: what was done so far comes before all of them."""
+        """Start `count` branches. They run after everything that was recorded before."""
 
     def branch(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """What is done inside belongs to look `number` and runs beside the others."""
+        """A context whose kernels belong to the branch of look `number`."""
         ...
 
     def join(self) -> None:
-        """What comes from here on comes after all of the looks."""
+        """End the branches. What is recorded afterwards runs after all of them."""
 
 
 def possible(looks: Sequence[Look | HVP], model: nn.Module | None, params: Sequence[Tensor]) -> bool:
-    """Whether these looks can have memory of their own."""
+    """Whether these looks can run on copies of weights and buffers."""
     if model is None or len(looks) < 2 or any(isinstance(look, HVP) or look.sample is not None for look in looks):
         return False
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        return False  # cuDNN wants their weights in one piece of memory
+        return False  # cuDNN needs their weights in one contiguous piece of memory
     tensors = [*params, *model.buffers()]
     plain = all(type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided for t in tensors)
     if not plain or sum(p.numel() for p in params) > LARGEST:
@@ -49,11 +49,11 @@ def possible(looks: Sequence[Look | HVP], model: nn.Module | None, params: Seque
     return len({t.data_ptr() for t in tensors if t.numel()}) == sum(t.numel() > 0 for t in tensors)  # no shared memory
 
 
-class Places:
-    """Memory for each of several looks: weights at its place, and buffers as they were before the first look.
+class LookCopies:
+    """Copies for several looks: the weights at each look, and the buffers as they were before the step's first look.
 
-    The first look has the model's own buffers: if it is the first of the step, what it does to them stays. A look's
-    memory is made when the look begins, by kernels that run beside the other looks too.
+    The first of these looks uses the model's own buffers: if it is the first look of the step, its changes to them are
+    kept. The copies of a look are made when the look begins, by kernels of its own branch.
     """
 
     def __init__(
@@ -64,20 +64,24 @@ class Places:
         first_move: bool,
         buffers: Callable[[], list[Tensor]],
     ):
-        self._start, self._copied = weights, buffers
+        self._start, self._copy_buffers = weights, buffers
         self._params, self._buffers = weights.space.params, list(model.buffers())
         offsets = [look.offset if isinstance(look, Look) else None for look in looks]
-        # Several looks may have one offset: it is evaluated here, before any of them.
+        # Several looks may share an offset: it is evaluated here, before all branches.
         self._offsets = [None if offset is None else offset.perturbed().as_one_term() for offset in offsets]
         away = [i for i, offset in enumerate(offsets) if offset is not None]
-        self.away = bool(away)  # whether one of the looks is not at the weights
+        self.any_away = bool(away)  # whether one of the looks is not at w
         self._in_place = away[0] if away and first_move else None
 
-    def _weights(self, number: int) -> list[Tensor] | None:
-        """As looks in turn do it: the first move of a step is made in place, by a kernel that rounds differently."""
+    def _weights_of(self, number: int) -> list[Tensor] | None:
+        """The weights of a look; None for w itself.
+
+        The arithmetic is that of looks one after another: the first move of a step is made in place, by a kernel that
+        rounds differently.
+        """
         offset, start = self._offsets[number], self._start
         if offset is None:
-            return None  # the weights themselves
+            return None
         if number == self._in_place:
             moved = start.clone()
             moved.add_(offset)
@@ -87,10 +91,10 @@ class Places:
         return room.tensors
 
     @contextlib.contextmanager
-    def of(self, number: int) -> Generator[None, None, None]:
-        """The model's parameters and buffers are the memory of one of the looks."""
+    def swapped_in(self, number: int) -> Generator[None, None, None]:
+        """A context in which the model's parameters and buffers are the copies of one of the looks."""
         with torch.no_grad():
-            weights, buffers = self._weights(number), self._copied() if number else None
+            weights, buffers = self._weights_of(number), self._copy_buffers() if number else None
         swaps = [*zip(self._params, weights or (), strict=False), *zip(self._buffers, buffers or (), strict=False)]
         before = [tensor.data for tensor, _ in swaps]
         try:

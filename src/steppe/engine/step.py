@@ -1,4 +1,4 @@
-"""The step under way, as one object: where it stands, and the memory that the next step uses again."""
+"""The step under way as one object: its phase, and the memory that the next step reuses."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from . import checks, replicas
 from .home import Home, Place, home_in
 from .interrupts import recover_before_saving
 from .isolation import Isolation
-from .looks import Abandoned, LookRunner, LossScale, Pass, Surroundings
+from .looks import Abandoned, LookRunner, LookSettings, LossScale, Pass
 from .random_vectors import Generators
-from .side_by_side import Beside
+from .side_by_side import LookBranches
 
 
 class Phase(Enum):
-    """Where a step stands."""
+    """The phases of a step."""
 
     IDLE = "idle"  # no step is under way
-    LOOKING = "looking"  # the weights may be perturbed
-    READY = "ready"  # the direction is in p.grad and waits for the base's step
+    LOOKING = "looking"  # the looks run; the weights may be perturbed
+    READY = "ready"  # the direction is in p.grad, for the base optimizer's step
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What the direction in p.grad came from."""
+    """Where the direction in p.grad comes from: the space and the context of its looks."""
 
     space: Space
     ctx: Context
@@ -44,7 +44,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step, or its looks alone, left behind in Python when it was recorded and not run."""
+    """What a step, or its looks alone, left behind in Python when it was recorded as a CUDA graph."""
 
     params: list[Tensor]
     grads: list[Tensor | None]
@@ -54,37 +54,37 @@ class Outcome:
 
 
 class Step:
-    """The step under way. A copy of an optimizer gets a new one: nothing in here is saved.
+    """The step under way. Nothing in here is saved: a copy of an optimizer gets a new `Step`.
 
-    Isolation, space, generators and the copy of the weights are kept from one step to the next for their memory.
+    Isolation, space, generators and the copy of the weights are kept between steps, so that their memory is reused.
     """
 
     def __init__(self) -> None:
         self.generators: Generators = {}  # of the method's random vectors
         self.recording = False  # whether a CUDA graph is recording this step
-        self.beside: Beside | None = None  # while recording: runs independent looks side by side
+        self.branches: LookBranches | None = None  # while recording: for independent looks side by side
         self.recorded_metrics: dict[str, Any] = {}  # of the last step that was recorded
         self._space: Space | None = None
         self._isolation: Isolation | None = None
         self._home: tuple[Place, Home] | None = None  # memory for a copy of the weights, and where it is
         self._ready: Ready | None = None
         self._looks: weakref.ref[Generator[Pass, None, None]] | None = None
-        self._warned = False  # that no look saw a gradient
-        self._grad_mode: bool | None = None  # to restore, after an interrupt
-        self._undo: Space | None = None  # of a step that an interrupt has left half done
+        self._warned = False  # whether the user was warned that no look saw a gradient
+        self._grad_mode: bool | None = None  # after an interrupt: the gradient mode to restore
+        self._undo: Space | None = None  # after an interrupt in the middle of a step: the weights to restore
         self._runner: LookRunner | None = None  # of looks that have begun and have not restored everything
         self._noting: contextlib.ExitStack | None = None  # between `begin` and the looks: notes the precision
 
     @property
     def phase(self) -> Phase:
-        """Where the step stands."""
+        """The phase of the step."""
         if self._running() is not None:
             return Phase.LOOKING
         return Phase.IDLE if self._ready is None else Phase.READY
 
     @property
     def ready(self) -> Ready | None:
-        """What the direction in p.grad came from, if it waits for the base's step."""
+        """Where the direction in p.grad comes from; None if there is no direction for the base's step."""
         return self._ready
 
     @property
@@ -93,7 +93,7 @@ class Step:
         return self._space
 
     def space_for(self, params: list[Tensor], perturbed: Any, adaptive: Any, norm_group: Any = None) -> Space:
-        """The space of a step on these parameters: the last one, if nothing has changed."""
+        """The space of a step on these parameters: that of the last step, if nothing has changed."""
         if self._space is None or not self._space.fits(params, perturbed, adaptive, norm_group):
             checks.refuse_pipeline_without_group(params, norm_group)
             checks.refuse_pieces_for_ddp(params)
@@ -103,7 +103,7 @@ class Step:
     # Looking
 
     def refuse_leftovers(self, space: Space) -> None:
-        """Refuse gradients that no step has used, unless they are a direction: then a GradScaler skipped the step."""
+        """Raise for gradients that no step has used, unless they are a direction whose step a GradScaler skipped."""
         if self._ready is None:
             checks.refuse_leftover_gradients(space.params)
 
@@ -116,9 +116,10 @@ class Step:
             self._noting.enter_context(isolation.precision.noting())
 
     def track(self, looks: Generator[Pass, None, None]) -> Generator[Pass, None, None]:
-        """From now on these are the looks of the step under way; a direction of an earlier one is dropped."""
+        """Make these the looks of the step under way, and return them. An unused direction is dropped."""
         self._ready = None
-        self._looks = weakref.ref(looks)  # weak: a loop that is left early must end, and restore the weights, at once
+        # Weak: when a loop is left early, its generator must be freed, and so restore the weights, immediately.
+        self._looks = weakref.ref(looks)
         return looks
 
     def run(
@@ -126,34 +127,34 @@ class Step:
         method: Method,
         space: Space,
         ctx: Context,
-        around: Surroundings,
+        settings: LookSettings,
         scaler: GradScaler | None,
         first_done: bool,
     ) -> Generator[Pass, None, None]:
-        """Yield once for every look; leave the direction in p.grad."""
+        """Yield once for every look, then put the direction into p.grad."""
         begun = self._stop_noting() and first_done
         isolation = self._isolation if begun else None
-        isolation = isolation or self._isolate(around.model, space.params)
+        isolation = isolation or self._isolate(settings.model, space.params)
         scale = None if scaler is None else LossScale(scaler, space.pieces()[0].device)
-        home = self._home_in(around.home, space)
-        runner = LookRunner(method, space, ctx, isolation, around, scale, home, precision_known=begun)
+        home = self._home_in(settings.home, space)
+        runner = LookRunner(method, space, ctx, isolation, settings, scale, home, precision_known=begun)
         self._runner, enabled = runner, torch.is_grad_enabled()
         try:
             direction = yield from runner.passes(first_done)
-            self._leave(direction, runner, around)
-        except KeyboardInterrupt:  # perhaps between the body of a `with torch.no_grad()` and its end
+            self._leave(direction, runner, settings)
+        except KeyboardInterrupt:  # it may have come after the body of a `with torch.no_grad()` and before its exit
             self._grad_mode = enabled
             raise
         finally:
-            if runner.restored:  # else `recover` has to finish that
+            if runner.restored:  # otherwise `recover` has to finish it
                 self._runner = None
 
     def _isolate(self, model: nn.Module | None, params: list[Tensor]) -> Isolation:
-        torch.clear_autocast_cache()  # autocast around a whole loop has cached the weights of the step before
+        torch.clear_autocast_cache()  # autocast around the whole loop has cached the weights of the previous step
         before = self._isolation
         self._isolation = Isolation(model, params) if before is None else before.for_next_step(model, params)
         if self._isolation is not before:
-            checks.check_model(model)  # trainers tell the optimizer of the wrapped model after it was made
+            checks.check_model(model)  # trainers set opt.model, the wrapped model, after the optimizer was made
             recover_before_saving(self, model)
         return self._isolation
 
@@ -163,14 +164,14 @@ class Step:
         return self._home[1]
 
     def _stop_noting(self) -> bool:
-        """End what `begin` began; returns whether it had."""
+        """End the noting that `begin` started; return whether it was on."""
         noting, self._noting = self._noting, None
         if noting is not None:
             noting.close()
         return noting is not None
 
-    def _leave(self, direction: Any, runner: LookRunner, around: Surroundings) -> None:
-        """Put the direction into p.grad, in memory that the method does not keep: others change it in place."""
+    def _leave(self, direction: Any, runner: LookRunner, settings: LookSettings) -> None:
+        """Put the direction into p.grad, in memory that the method does not keep: clipping changes it in place."""
         if not isinstance(direction, Vector):
             raise TypeError(f"{runner.method.name}.looks must return a Vector, not {direction!r}")
         ctx, used = runner.ctx, runner.used
@@ -181,19 +182,19 @@ class Step:
                 direction = direction.clone()
             if kept and runner.home is not None:
                 runner.home.forget(kept)
-            if around.local:
-                replicas.average_(direction.tensors, around.model)
-                used = replicas.used_anywhere(used, around.model)
+            if settings.local:
+                replicas.average_(direction.tensors, settings.model)
+                used = replicas.used_anywhere(used, settings.model)
                 for name, wish in ctx.wishes.items():
                     ctx.wishes[name] = wish = wish.clone()
-                    replicas.average_(wish.tensors if isinstance(wish, Vector) else [wish], around.model)
+                    replicas.average_(wish.tensors if isinstance(wish, Vector) else [wish], settings.model)
             if runner.scale is not None:
                 runner.scale.restore(direction)
         if not any(used) and not self._warned:
             self._warned = True
             warnings.warn("the loss reaches no parameter of this optimizer: nothing will be trained", stacklevel=2)
-        for p, grad, has in zip(runner.space.params, runner.space.wrap(direction), used, strict=True):
-            p.grad = grad if has else None  # no look saw a gradient: the base must not touch the parameter
+        for p, grad, has_grad in zip(runner.space.params, runner.space.wrap(direction), used, strict=True):
+            p.grad = grad if has_grad else None  # without a gradient in any look, the base must not touch it
         self._ready = Ready(runner.space, ctx)
 
     def _running(self) -> Generator[Pass, None, None] | None:
@@ -202,7 +203,7 @@ class Step:
     # Ending
 
     def close(self) -> None:
-        """End a loop over the looks that is still under way, as if it had been left: everything is restored."""
+        """End a loop over the looks that is still under way, as if it had been left early: everything is restored."""
         looks = self._running()
         if looks is not None and inspect.getgeneratorstate(looks) != inspect.GEN_RUNNING:
             looks.close()
@@ -210,7 +211,7 @@ class Step:
         self.recover()
 
     def recover(self) -> None:
-        """Finish restoring what an interrupt (Ctrl-C) has kept the looks from restoring."""
+        """Restore what the looks could not restore because of an interrupt (Ctrl-C)."""
         looks = self._running()
         if looks is not None and inspect.getgeneratorstate(looks) != inspect.GEN_CLOSED:
             return
@@ -225,11 +226,11 @@ class Step:
         self._runner = self._undo = None
 
     def interrupted(self, grad_mode: bool, undo: Space | None = None) -> None:
-        """An interrupt came outside of the looks. `undo`: in a step that is half done; the weights have to go back."""
+        """Note an interrupt outside of the looks. With `undo`, the step was half done: its weights are restored."""
         self._grad_mode, self._undo = grad_mode, undo
 
     def abandon(self) -> None:
-        """Give the step up and restore the weights, but keep what its first look did to buffers and random state."""
+        """Give up the step and restore the weights, but keep the buffers and random state of its first look."""
         looks = self._running()
         if looks is not None:
             with contextlib.suppress(Abandoned):
@@ -237,15 +238,15 @@ class Step:
         self._looks = None
 
     def take(self) -> Ready | None:
-        """What the direction came from; the step is idle again."""
+        """Take the direction out: return where it comes from, and be idle again."""
         ready, self._ready = self._ready, None
         return ready
 
     def resume(self, ready: Ready | None) -> None:
-        """Be ready with the direction of looks that were replayed."""
+        """Be ready with the direction of replayed looks."""
         self._ready = ready
 
     def draw_looks_from(self, states: list[torch.Generator]) -> None:
-        """While a CUDA graph records the step: one random state for each look, instead of restoring a single one."""
+        """While a CUDA graph records the step: use one random state per look, because none can be restored."""
         if self._isolation is not None:
             self._isolation.look_states = states

@@ -1,4 +1,4 @@
-"""Arithmetic on lists of tensors: what a `Vector` computes with. Nothing here waits for the device."""
+"""Arithmetic on lists of tensors, which `Vector` is made of. Nothing here synchronises with the device."""
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
-Factor = float | Tensor  # what a list is multiplied by
+Factor = float | Tensor  # a number or a 0-d tensor that a list is multiplied by
 LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
 LARGE = 1 << 20  # a tensor with this many entries gets a kernel of its own
 SMALL = 1 << 18  # a tensor with fewer entries is reduced together with others
 LARGEST = 1 << 25  # lists are processed in parts of about this many entries, to bound the size of temporaries
-_GONE = torch.empty(0)
+_RELEASED = torch.empty(0)  # takes the place of a tensor in a list, so that its memory can be reused
 
 
 def is_one(factor: Factor) -> bool:
     """Whether a factor is the number 1."""
-    return not isinstance(factor, Tensor) and factor == 1  # reading a tensor's value would wait for the device
+    return not isinstance(factor, Tensor) and factor == 1  # reading a tensor's value would synchronise
 
 
 def times(a: Factor, b: Factor) -> Factor:
@@ -30,26 +30,27 @@ def times(a: Factor, b: Factor) -> Factor:
     return b if is_one(a) else a if is_one(b) else a * b
 
 
-def multiplied_out(terms: list[tuple[Factor, list[Tensor]]], factor: Factor) -> list[Tensor]:
-    """The entries of factor · Σ fᵢ tensorsᵢ, as new tensors (a single term with factor 1 is returned as it is).
+def linear_combination(terms: list[tuple[Factor, list[Tensor]]], factor: Factor) -> list[Tensor]:
+    """factor · Σ fᵢ tensorsᵢ, as new tensors. (A single term with factor 1 is returned as it is.)
 
-    It works in parts and releases the inputs of each part, so that the result can take the memory of gradients that
-    nobody else holds. For that it empties the list of terms: a caller may hold it for as long as this runs.
+    It works in parts and releases the inputs of each part, so that the result can reuse the memory of gradients to
+    which there is no other reference. For that it empties the list of terms: the caller's frame may hold a reference to
+    it until this returns.
     """
     if len(terms) == 1 and is_one(times(factor, terms[0][0])):
         return terms[0][1]
-    own = [(f, list(tensors)) for f, tensors in terms]  # copies of the lists, which are emptied below
+    own = [(f, list(tensors)) for f, tensors in terms]  # copies of the lists: their entries are released below
     terms.clear()
     first = own[0][1]
     total: list[Tensor] = []
     for part in list(_parts(first, SMALL if first[0].is_cpu else LARGEST)):
-        total += _combined([(f, tensors[part]) for f, tensors in own], factor)
+        total += _combine([(f, tensors[part]) for f, tensors in own], factor)
         for _, tensors in own:
-            tensors[part] = [_GONE] * len(tensors[part])
+            tensors[part] = [_RELEASED] * len(tensors[part])
     return total
 
 
-def _combined(terms: list[tuple[Factor, list[Tensor]]], factor: Factor) -> list[Tensor]:
+def _combine(terms: list[tuple[Factor, list[Tensor]]], factor: Factor) -> list[Tensor]:
     (first, tensors), *rest = terms
     if not rest:
         return _scaled(tensors, times(factor, first))
@@ -67,16 +68,16 @@ def _combined(terms: list[tuple[Factor, list[Tensor]]], factor: Factor) -> list[
 def add_scaled(targets: list[Tensor], sources: list[Tensor], tensors: list[Tensor], factor: Factor) -> None:
     """targets = sources + factor · tensors, without temporaries of that size. Targets and sources may be one list.
 
-    In place it takes one kernel. Otherwise large tensors, and all tensors on a CPU, are processed one by one, in one
-    pass over memory; small ones on a GPU together, in a few kernels.
+    In place it takes one kernel. Otherwise large tensors, and all tensors on a CPU, are processed one by one, each in
+    one pass over memory; small tensors on a GPU are processed together, in a few kernels.
     """
     in_place = targets is sources
     if in_place and isinstance(factor, Tensor):
-        targets, tensors = _add_at_once(targets, tensors, factor)
+        targets, tensors = _add_by_fused_kernel(targets, tensors, factor)
         sources = targets
     together: list[int] = []
     for i, (target, source, tensor) in enumerate(zip(targets, sources, tensors, strict=True)):
-        if not _alone(tensor, factor):
+        if not _has_own_kernel(tensor, factor):
             together.append(i)
         elif isinstance(factor, Tensor):
             torch.addcmul(source, tensor, factor, out=target)
@@ -94,15 +95,16 @@ def add_scaled(targets: list[Tensor], sources: list[Tensor], tensors: list[Tenso
         torch._foreach_add_(targets[part], _scaled(tensors[part], factor))
 
 
-def _add_at_once(targets: list[Tensor], tensors: list[Tensor], factor: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Add factor · tensors to the targets with the same memory layout; return those that are left.
+def _add_by_fused_kernel(
+    targets: list[Tensor], tensors: list[Tensor], factor: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Add factor · tensors in place to those targets that have the same memory layout; return the remaining ones.
 
-    The kernel is that of a fused SGD step: the only one for tensor lists that reads its factor from the device.
+    The kernel is that of a fused SGD step: the only one for lists of tensors that reads its factor from the device.
     """
     dtype, device = factor.dtype, factor.device
-    if dtype is not torch.float32 and not (
-        dtype is torch.float64 and factor.is_cpu
-    ):  # on a GPU the kernel reads a float32 factor
+    readable = dtype is torch.float32 or (dtype is torch.float64 and factor.is_cpu)  # a GPU's kernel reads float32
+    if not readable:
         return targets, tensors
     fit = [
         t.dtype is dtype and v.dtype is dtype and t.device == device and t.shape == v.shape
@@ -119,7 +121,7 @@ def _add_at_once(targets: list[Tensor], tensors: list[Tensor], factor: Tensor) -
             targets, tensors, [], lr=factor, maximize=True,
             momentum=0.0, dampening=0.0, nesterov=False, weight_decay=0.0, is_first_step=False,
         )  # fmt: skip
-        torch.autograd.graph.increment_version(targets)  # the kernel does not do it
+        torch.autograd.graph.increment_version(targets)  # the kernel does not do this itself
     return left
 
 
@@ -127,14 +129,15 @@ def _channels_last(tensor: Tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
-def _alone(tensor: Tensor, factor: Factor) -> bool:
+def _has_own_kernel(tensor: Tensor, factor: Factor) -> bool:
+    """Whether a tensor is processed by a kernel of its own, in one pass over memory."""
     if isinstance(factor, Tensor) and (factor.dtype != tensor.dtype or factor.device != tensor.device):
         return False
     return tensor.is_cpu or tensor.numel() >= LARGE
 
 
 def _scaled(tensors: list[Tensor], factor: Factor, fresh: bool = False, in_place: bool = False) -> list[Tensor]:
-    """The tensors times a factor: new tensors, unless `in_place`, or unless the factor is 1 and `fresh` is off."""
+    """The tensors times a factor, as new tensors. Exceptions: `in_place`; and factor 1 without `fresh`, a no-op."""
     if is_one(factor) and not fresh:
         return tensors
     first = tensors[0]
@@ -153,7 +156,7 @@ def _scaled(tensors: list[Tensor], factor: Factor, fresh: bool = False, in_place
 
 
 def _parts(tensors: list[Tensor], entries: int = LARGEST) -> Iterator[slice]:
-    """Slices of a list of tensors. Each slice ends with the tensor that brings its size to `entries`."""
+    """Consecutive slices of a list of tensors. Each ends as soon as its tensors have `entries` entries or more."""
     start = count = 0
     for stop, tensor in enumerate(tensors, start=1):
         count += tensor.numel()
@@ -164,12 +167,12 @@ def _parts(tensors: list[Tensor], entries: int = LARGEST) -> Iterator[slice]:
 
 def norms(tensors: list[Tensor]) -> list[Tensor]:
     """The Euclidean norm of each tensor, in float32 or better."""
-    accumulate = torch.float32 if _some_low(tensors) else None
+    accumulate = torch.float32 if _any_low_precision(tensors) else None
     return list(torch._foreach_norm(tensors, 2, dtype=accumulate))
 
 
 def norm(tensors: list[Tensor]) -> Tensor:
-    """Euclidean norm of a tensor list on one device."""
+    """Euclidean norm of a list of tensors on one device."""
     # A GPU reduces a list in a few kernels. A CPU reduces tensors one by one; small ones are faster concatenated.
     large, small = _by_size(tensors) if tensors[0].is_cpu else (tensors, [])
     parts = norms(large) if large else []
@@ -179,8 +182,8 @@ def norm(tensors: list[Tensor]) -> Tensor:
 
 
 def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
-    """Inner product of tensor lists on one device, in float32 or better."""
-    if _some_low(a) or _some_low(b):
+    """Inner product of two lists of tensors on one device, in float32 or better."""
+    if _any_low_precision(a) or _any_low_precision(b):
         a, b = [t.float() for t in a], [t.float() for t in b]
     (large, small), (their_large, their_small) = _by_size(a), _by_size(b)
     dots = [torch.dot(x.reshape(-1), y.reshape(-1)) for x, y in zip(large, their_large, strict=True)]
@@ -190,10 +193,10 @@ def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
 
 
 def _by_size(tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Large tensors, and small ones, which are faster to concatenate than to reduce one by one."""
+    """The large tensors, and the small ones, which are faster to reduce concatenated than one by one."""
     small = [t for t in tensors if t.numel() < SMALL]
     return [t for t in tensors if t.numel() >= SMALL] if len(small) < len(tensors) else [], small
 
 
-def _some_low(tensors: list[Tensor]) -> bool:
+def _any_low_precision(tensors: list[Tensor]) -> bool:
     return not LOW_PRECISION.isdisjoint([t.dtype for t in tensors])

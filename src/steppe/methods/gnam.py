@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..method import HERE, HVP, Context, Look, Looks, Memory, Method, Number, ascent, remembered, reusing
+from ..method import HERE, HVP, Context, Look, Looks, Memory, Method, Number, ascent, remembered_vectors, reusing
 from ..vector import Space, reject
 from .plain import Plain
 from .sam import SAM
@@ -58,7 +58,7 @@ class GNAM(Method):
     @property
     def copies(self) -> int:
         """w, g, g(w_adv) and a direction; with an oracle its direction and what it remembers, or g beside its own."""
-        return 4 if self.oracle is None else max(5 + remembered(self.oracle), 1 + self.oracle.copies)
+        return 4 if self.oracle is None else max(5 + remembered_vectors(self.oracle), 1 + self.oracle.copies)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..method import Context, Looks, Memory, Method, remembered
+from ..method import Context, Looks, Memory, Method, remembered_vectors
 from ..vector import Space
 from .plain import Plain
 
@@ -48,8 +48,8 @@ class _OnSomeSteps(Method):
     def copies(self) -> int:
         """Those of the method that needs more, and what the other remembers."""
         return max(
-            self.method.copies + remembered(self.between),
-            self.between.copies + remembered(self.method),
+            self.method.copies + remembered_vectors(self.between),
+            self.between.copies + remembered_vectors(self.method),
         )
 
     @property
