@@ -90,6 +90,15 @@ def test_probably_names_the_seeds_that_would_tell():
     assert halves[1] < one.mean.value <= halves[0]
 
 
+def test_the_needed_seeds_of_equal_differences_are_those_of_the_sign_test():
+    """The same gain in each seed, seven comparisons: 2/2⁷ and 2/2⁸ are not enough after the correction, 2/2⁹ is."""
+    draw = random.Random(0)
+    others = [[draw.gauss(0, 1) for _ in range(9)] for _ in range(6)]
+    found = [judged([made([1.0] * n), *(made(values[:n]) for values in others)])[0] for n in (7, 8, 9)]
+    assert [one.verdict for one in found] == ["probably better", "probably better", "better"]
+    assert (found[0].p, found[0].mean.low, found[0].needed, found[1].needed) == (2.0**-6, None, 9, 9)
+
+
 def test_the_same_comparison_counts_once():
     one, two = [1.0, 1.2, 0.9, 1.1, 1.0, 1.3, 0.8], [0.1, 0.3, -0.2, 0.2, 0.0, 0.1, -0.1]
     assert judged([made(one), made(two), made(one)])[0] == judged([made(one), made(two)])[0]

@@ -53,6 +53,22 @@ def test_the_rival_that_is_hardest_to_beat_is_shown():
     assert found.equal_cost.mean.low < found.difference.mean.low
 
 
+def test_a_rival_that_is_not_beaten_is_shown_even_if_it_has_no_interval():
+    """Better than the best rival means better than each of them. One has too few seeds in common to say so."""
+    steps = [0.0, 0.004, 0.001, 0.003, 0.002, 0.005, 0.0035]
+    records = []
+    for seed, bump in enumerate(steps):
+        records.append({**record("SGD", 0.90 + bump, seed, role="base"), "epochs": []})
+        records.append(record("MSAM", 0.93 + 1.1 * bump, seed))
+    for seed in range(2):
+        rival = record("SGD weight_decay=0.01", 0.89 + steps[seed], seed, role="rival", weight_decay=0.01)
+        records.append({**rival, "epochs": []})
+    found = rows(records)["MSAM"]
+    assert found.difference.verdict == "better" and found.difference.mean.low < 0.04
+    assert found.equal_cost.against == "SGD weight_decay=0.01"
+    assert (found.equal_cost.n, found.equal_cost.verdict) == (2, "n too small to tell")
+
+
 def test_better_than_all_needs_no_correction_and_worse_than_one_of_many_does():
     values = [1.0, 1.2, 0.9, 1.1, 1.0, 1.3, 0.8]
     one = difference_of(dict(enumerate(values)), dict.fromkeys(range(7), 0.0), "SGD")

@@ -15,6 +15,7 @@ scipy_stats = pytest.importorskip("scipy.stats")
 
 from helpers.report_records import comparison, diverged, flat, record  # noqa: E402
 from steppe.lab.records import number  # noqa: E402
+from steppe.lab.report.formatting import sentence  # noqa: E402
 from steppe.lab.statistics import Mean, group_records, mean_of, p_value, summarise  # noqa: E402
 
 numbers = st.floats(-1e3, 1e3)
@@ -143,6 +144,17 @@ def test_diverged_runs_are_counted_and_never_better():
     asam, wsam = row_of(rows, "ASAM"), row_of(rows, "WSAM")
     assert (asam.n, asam.diverged, asam.verdict) == (0, 1, "all diverged")
     assert (wsam.n, wsam.unfinished, wsam.verdict) == (0, 1, "unfinished")
+
+
+def test_all_diverged_means_all_of_them():
+    records = [record("SGD", 0.9, s, role="base") for s in range(3)]
+    records += [diverged("SAM", 0), record("SAM", 0.9, 1, status="running"), record("SAM", 0.9, 2, status="running")]
+    records += [diverged("GAM", 0), record("GAM", 0.9, 1)]
+    sam = row_of(summarise(records), "SAM")
+    assert (sam.n, sam.diverged, sam.unfinished, sam.verdict) == (0, 1, 2, "unfinished")
+    assert sentence(sam, "test_accuracy") == "unfinished (1 of 3 runs diverged)."
+    gam = row_of(summarise(records, "top"), "GAM")  # its curvature was not measured
+    assert (gam.n, gam.diverged, gam.verdict) == (0, 1, "not measured")
 
 
 def test_without_a_base_of_its_kind_there_is_nothing_to_divide_by():

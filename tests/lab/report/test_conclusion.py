@@ -70,7 +70,7 @@ def test_warnings_are_words():
     assert short.startswith(
         "Training is too short to compare: SGD, 2x longer is still better than the base, +2.98 points"
     )
-    assert small == "360 test examples: one example is 0.28 points."
+    assert small == "Only 360 test examples: one example is 0.28 points."
     assert warnings(summarise(pair(0.90, 0.93), "test_loss"), "test_loss") == []  # all the same
     falling = warnings(summarise(runs("SGD", 0.9, role="base")), "test_accuracy")  # 2/3 after epoch 3, 2/4 at the end
     assert falling[0].endswith("SGD's test loss still falls in the last quarter (0.667 to 0.5).")

@@ -8,7 +8,7 @@ pytest.importorskip("scipy")
 
 from helpers.report_records import comparison, diverged, record, rows
 from steppe.lab.report import formatting as w
-from steppe.lab.report.run_details import shown
+from steppe.lab.report.settings import display_value
 from steppe.lab.statistics import Mean
 
 
@@ -57,7 +57,7 @@ def test_numbers_as_people_write_them():
     assert [w.p_value(p) for p in (None, 1e-5, 0.0123, 0.25)] == ["–", "< 0.001", "0.012", "0.25"]
     assert [w.duration(x) for x in (0.13, 42.0, 600.0, 36000.0)] == ["0.13 s", "42 s", "10.0 min", "10.0 h"]
     assert w.count(12345) == "12\u202f345"
-    assert [shown(x) for x in (None, True, 5e-4, 123456, {"a": 1.0})] == [
+    assert [display_value(x) for x in (None, True, 5e-4, 123456, {"a": 1.0})] == [
         "none",
         "yes",
         "0.0005",

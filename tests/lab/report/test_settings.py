@@ -10,7 +10,7 @@ pytest.importorskip("scipy")
 
 from helpers.report_records import record
 from steppe.lab.report.page import report
-from steppe.lab.report.settings import listed, settings, shown
+from steppe.lab.report.settings import display_value, listed, settings
 from steppe.lab.statistics import summarise
 
 
@@ -46,7 +46,7 @@ def test_many_settings_are_cut_and_all_are_in_the_tooltip():
 
 
 def test_values_are_words():
-    assert [shown(v) for v in (None, True, 0.25, [0.9, 0.95], {"eps": 1e-6}, 20000, "a")] == [
+    assert [display_value(v) for v in (None, True, 0.25, [0.9, 0.95], {"eps": 1e-6}, 20000, "a")] == [
         "none", "yes", "0.25", "(0.9, 0.95)", "eps=1e-06", "20\u202f000", "a",
     ]  # fmt: skip
 

@@ -25,7 +25,7 @@ def test_the_terminal_table_shows_everything():
     assert plain[0] == f"SAM rho=0.1 96.18 ± 0.13 2.0× {base} {equal}"
     assert plain[1] == "n = 3, 1 diverged 0.5 ± 0 2.0× 1 of 4 diverged; the others: better the others: better"
     assert "SAM rho=0.1: loss became NaN in epoch 3" in said
-    assert "hold together with 95 %" in " ".join(said.split())
+    assert "simultaneous 95 % intervals" in " ".join(said.split())
 
 
 def test_the_table_fits_an_ordinary_terminal():

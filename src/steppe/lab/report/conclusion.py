@@ -1,4 +1,4 @@
-"""What a comparison says in one sentence, and what a reader must know before believing it."""
+"""The conclusion of a comparison in one sentence, and warnings about its limits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ..records import number
 from ..statistics import FEWEST, Difference, Row, larger_is_better
 from . import formatting
 
-SMALL_TEST = 2000  # test examples below which the size of one example is worth saying
-FALLING = 0.05  # relative fall of the test loss in the last quarter of training that is worth saying
+SMALL_TEST = 2000  # with fewer test examples there is a warning
+FALLING = 0.05  # relative decrease of the test loss in the last quarter of training from which on there is a warning
 
 
 def conclusion(problems: Sequence[Sequence[Row]], metric: str) -> str:
@@ -31,7 +31,7 @@ def _sentence(rows: Sequence[Row], metric: str) -> str:
         return "there is nothing to compare." if base is None else "only the base was run."
     if not judged:
         return f"nothing can be said: fewer than {FEWEST} seeds, or every method diverged."
-    # The base itself costs no more either: who is worth the cost is better than both.
+    # A method is worth its cost if it is better than the base itself, too, which costs no more either.
     both = [r for r in judged if r.equal_cost and r.equal_cost.verdict == "better" and r.verdict == "better"]
     worth = _best(both, metric, "equal_cost")
     better = _best([r for r in judged if r.difference and r.difference.verdict == "better"], metric)
@@ -42,15 +42,17 @@ def _sentence(rows: Sequence[Row], metric: str) -> str:
         assert equal is not None
         gain = f"{_gain(equal, metric)} over the best base at no more cost ({equal.against})"
         also = f"; also worth it: {', '.join(row.label for row in others)}" if others else ""
-        said = f"{first.label} is worth its cost: {gain}, n = {equal.n}{also}"
+        text = f"{first.label} is worth its cost: {gain}, n = {equal.n}{also}"
     elif better:
-        said = f"{better[0].label} is better than {base.label}: {_gain(better[0].difference, metric)}"
-        said += f", n = {better[0].n}; {_not_worth(better[0], metric)}"
+        one = better[0].difference
+        assert one is not None
+        text = f"{better[0].label} is better than {base.label}: {_gain(one, metric)}, n = {one.n}"
+        text += f"; {_equal_cost_clause(better[0], metric)}"
     elif likely:
         one = likely[0].difference
         assert one is not None
         needed = formatting.verdict_of(one).partition("; ")[2]
-        said = f"{likely[0].label} is probably better than {base.label}: {_gain(one, metric)}; {needed}"
+        text = f"{likely[0].label} is probably better than {base.label}: {_gain(one, metric)}; {needed}"
     elif all(r.difference and r.difference.verdict == "worse" for r in judged):
         return f"every method is worse than {base.label} (n = {base.n})."
     else:
@@ -61,10 +63,10 @@ def _sentence(rows: Sequence[Row], metric: str) -> str:
             if len(rest) == len(judged)
             else (f"shown to be better than {base.label}; of those not told apart the")
         )
-        said = f"no method is {which} largest difference is {largest.label}'s, "
-        said += f"{_gain(largest.difference, metric)}, n = {largest.n}"
+        text = f"no method is {which} largest difference is {largest.label}'s, "
+        text += f"{_gain(largest.difference, metric)}, n = {largest.difference.n if largest.difference else 0}"
     worse = [r.label for r in judged if r.difference and r.difference.verdict == "worse"]
-    return said + (f"; worse than {base.label}: {', '.join(worse)}" if worse else "") + "."
+    return text + (f"; worse than {base.label}: {', '.join(worse)}" if worse else "") + "."
 
 
 def _best(rows: list[Row], metric: str, kind: str = "difference") -> list[Row]:
@@ -81,7 +83,8 @@ def _gain(one: Difference | None, metric: str) -> str:
     return f"{formatting.signed_value(mean.value, metric)} {unit}{bounds}".strip()
 
 
-def _not_worth(row: Row, metric: str) -> str:
+def _equal_cost_clause(row: Row, metric: str) -> str:
+    """How a method that is better than the base compares at equal cost."""
     if row.equal_cost is None:
         return "it was not compared at equal cost"
     return f"against the best base at no more cost ({row.equal_cost.against}) {_gain(row.equal_cost, metric)}: " + (
@@ -90,49 +93,49 @@ def _not_worth(row: Row, metric: str) -> str:
 
 
 def warnings(rows: Sequence[Row], metric: str) -> list[str]:
-    """Too few seeds, diverged and unfinished runs, no base, a small test set, training that is too short."""
-    said = []
+    """Warnings: too few seeds, diverged or unfinished runs, no base, a small test set, training that is too short."""
+    found = []
     most = max((row.n for row in rows), default=0)
     if 0 < most < FEWEST:
         seeds = "One seed" if most == 1 else f"{most} seeds"
         intervals = "there are no intervals and " if most == 1 else ""
-        said.append(f"{seeds}: {intervals}n is too small to tell methods apart. Run at least {FEWEST} seeds.")
-    runs, lost = sum(len(row.group.records) for row in rows), sum(row.diverged for row in rows)
-    if lost:
-        rest = "There is nothing to compare" if lost == runs else "Means are over the other runs"
-        said.append(f"{lost} of {runs} runs diverged. {rest}; the reasons are below the table.")
-    if waiting := sum(row.unfinished for row in rows):
-        said.append(f"{waiting} {'run is' if waiting == 1 else 'runs are'} not finished and not included.")
+        found.append(f"{seeds}: {intervals}n is too small to tell methods apart. Run at least {FEWEST} seeds.")
+    runs, diverged = sum(len(row.group.records) for row in rows), sum(row.diverged for row in rows)
+    if diverged:
+        rest = "There is nothing to compare" if diverged == runs else "Means are over the other runs"
+        found.append(f"{diverged} of {runs} runs diverged. {rest}; the reasons are below the table.")
+    if unfinished := sum(row.unfinished for row in rows):
+        found.append(f"{unfinished} {'run is' if unfinished == 1 else 'runs are'} not finished and not included.")
     if rows and not any(row.role == "base" for row in rows):
-        said.append("No base was run, so there is nothing to compare with.")
-    return [*said, *_too_short(rows, metric), *_small_test(rows, metric)]
+        found.append("No base was run, so there is nothing to compare with.")
+    return [*found, *_too_short(rows, metric), *_small_test(rows, metric)]
 
 
 def _small_test(rows: Sequence[Row], metric: str) -> list[str]:
     sizes = [n for row in rows for r in row.group.done if (n := number(r.get("test_examples")))]
     if not sizes or min(sizes) >= SMALL_TEST or not formatting.is_share(metric):
         return []
-    return [f"{min(sizes):.0f} test examples: one example is {100 / min(sizes):.2f} points."]
+    return [f"Only {min(sizes):.0f} test examples: one example is {100 / min(sizes):.2f} points."]
 
 
 def _too_short(rows: Sequence[Row], metric: str) -> list[str]:
-    """Whether the base still gains from more epochs, or its test loss still falls at the end."""
+    """A warning if the base still gains from more epochs, or if its test loss still falls at the end of training."""
     longer = [r for r in rows if r.role == "equal-cost" and r.difference and r.difference.verdict == "better"]
     if longer and longer[0].difference:
         gain = _gain(longer[0].difference, metric)
         return [f"Training is too short to compare: {longer[0].label} is still better than the base, {gain}."]
     if any(row.role == "equal-cost" for row in rows):
         return []
-    said = []
+    found = []
     for row in (row for row in rows if row.role == "base"):
         ends = [ends for record in row.group.done if (ends := _last_quarter(record.get("epochs") or []))]
         if ends and all(last < (1 - FALLING) * before for before, last in ends):
             before, last = (sum(values) / len(ends) for values in zip(*ends, strict=True))
-            said.append(
+            found.append(
                 f"Training may be too short to compare: {row.label}'s test loss still falls in the last quarter "
                 f"({before:.3g} to {last:.3g})."
             )
-    return said
+    return found
 
 
 def _last_quarter(epochs: Sequence[dict[str, object]]) -> tuple[float, float] | None:

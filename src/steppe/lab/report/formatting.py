@@ -1,4 +1,4 @@
-"""Numbers and rows as text: the same in the terminal, on the page and in figures."""
+"""Numbers and rows of the table as text: the same in the terminal, on the page and in figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_share(metric: str) -> bool:
 
 
 def other(metric: str) -> str:
-    """What is shown beside a metric: the loss, and beside the loss the accuracy."""
+    """The second metric of a table: the test loss, or beside the test loss the accuracy."""
     return "test_accuracy" if metric == "test_loss" else "test_loss"
 
 
@@ -66,8 +66,8 @@ def interval(one: Mean, metric: str = "", *, signed: bool = False) -> str:
 
 def signed_value(number: float, metric: str = "") -> str:
     """A number with its sign; zero has none."""
-    said = value(abs(number), metric)
-    return said if not said.strip("0.") else ("−" if number < 0 else "+") + said
+    size = value(abs(number), metric)
+    return size if not size.strip("0.") else ("−" if number < 0 else "+") + size
 
 
 def difference(one: Difference | None, metric: str = "") -> str:
@@ -96,6 +96,15 @@ def count(number: float | None) -> str:
     return "–" if number is None else f"{number:,.0f}".replace(",", "\u202f")
 
 
+def plural(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> plural(1, "run"), plural(3, "run")
+    ('1 run', '3 runs')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def duration(seconds: float | None) -> str:
     """A duration in seconds, minutes or hours."""
     if seconds is None:
@@ -114,19 +123,19 @@ def minus(text: str) -> str:
 def runs(row: Row) -> str:
     """The numbers of finished, diverged and unfinished runs."""
     counts = ((row.n, f"n = {row.n}"), (row.diverged, f"{row.diverged} diverged"))
-    said = [text for count, text in (*counts, (row.unfinished, f"{row.unfinished} unfinished")) if count]
-    return ", ".join(said) or "n = 0"
+    texts = [text for count, text in (*counts, (row.unfinished, f"{row.unfinished} unfinished")) if count]
+    return ", ".join(texts) or "n = 0"
 
 
 def verdict_of(one: Difference) -> str:
-    """The verdict on a difference; where it is not settled, with the number of seeds that would tell."""
+    """The verdict on a difference; with "probably", also the number of seeds that would decide it."""
     if not one.verdict.startswith("probably"):
         return one.verdict
     return f"{one.verdict}; {f'about {one.needed}' if one.needed else 'many more'} seeds would tell"
 
 
 def verdict(row: Row) -> str:
-    """The verdict of a row; with diverged runs, their number and the verdict on the others."""
+    """The verdict of a row; if some runs diverged, their number and the verdict on the other runs."""
     if row.diverged and row.n:
         total = row.n + row.diverged
         rest = f"; the others: {verdict_of(row.difference)}" if row.difference else ""
@@ -135,11 +144,11 @@ def verdict(row: Row) -> str:
 
 
 def equal_cost_verdict(row: Row) -> str:
-    """The verdict against the best base at no more cost, and which that was."""
+    """The verdict against the best base at no more cost; if some runs diverged, on the other runs."""
     if row.equal_cost is None:
         return "–"
-    said = verdict_of(row.equal_cost)
-    return f"the others: {said}" if row.diverged else said
+    text = verdict_of(row.equal_cost)
+    return f"the others: {text}" if row.diverged else text
 
 
 def base_sentence(row: Row, metric: str) -> str:
@@ -147,10 +156,10 @@ def base_sentence(row: Row, metric: str) -> str:
     if row.mean is None:
         return f"{row.verdict}."
     unit = " %" if is_share(metric) else ""
-    lost = f", {row.diverged} diverged" if row.diverged else ""
-    said = f"{mean(row.mean, metric)}{unit} {name_of(metric)} (n = {row.n}{lost})"
+    diverged = f", {row.diverged} diverged" if row.diverged else ""
+    result = f"{mean(row.mean, metric)}{unit} {name_of(metric)} (n = {row.n}{diverged})"
     time = f", {duration(row.seconds.value)}" if row.seconds else ""
-    return f"{said}, {count(row.gradients)} gradients{time}."
+    return f"{result}, {count(row.gradients)} gradients{time}."
 
 
 def sentence(row: Row, metric: str) -> str:
@@ -159,29 +168,30 @@ def sentence(row: Row, metric: str) -> str:
 
 
 def pieces(row: Row, metric: str) -> list[tuple[str, str]]:
-    """The pieces of the sentence, each with the verdict that it states or an empty text."""
+    """The pieces of the sentence; each comes with the verdict that it states, or with an empty text."""
     if row.n == 0:
-        lost = f" ({row.diverged} of {row.diverged} runs)" if row.diverged else ""
-        return [(row.verdict, row.verdict), (f"{lost}.", "")]
-    said: list[tuple[str, str]] = []
+        some = f"{row.diverged} of {len(row.group.records)} runs"
+        note = f" ({some})" if row.verdict == "all diverged" else f" ({some} diverged)" if row.diverged else ""
+        return [(row.verdict, row.verdict), (f"{note}.", "")]
+    found: list[tuple[str, str]] = []
     if row.diverged:
-        said += [(f"{row.diverged} of {row.n + row.diverged} runs diverged", row.verdict), ("; the others: ", "")]
+        found += [(f"{row.diverged} of {row.n + row.diverged} runs diverged", row.verdict), ("; the others: ", "")]
     cost = "" if row.cost is None else f", {times(row.cost)} the gradients"
     if row.difference is None:
         unit = " %" if is_share(metric) else ""
-        said.append((f"{mean(row.mean, metric)}{unit} {name_of(metric)}{cost} ({row.verdict})", ""))
+        found.append((f"{mean(row.mean, metric)}{unit} {name_of(metric)}{cost} ({row.verdict})", ""))
     else:
         preposition = "over" if row.difference.mean.value > 0 else "against"
         unit = "points" if is_share(metric) else f"in {name_of(metric)}"
-        said.append((f"{_gain(row.difference, metric, unit)} {preposition} the base{cost}: ", ""))
-        said += _because(row.difference)
+        found.append((f"{_gain(row.difference, metric, unit)} {preposition} the base{cost}: ", ""))
+        found += _verdict_pieces(row.difference)
     if row.equal_cost is not None:
         others = "the others: " if row.diverged else ""
         rival = f"Against the best base at no more cost, {row.equal_cost.against}, "
-        said += [(f". {rival}{others}{difference(row.equal_cost, metric)}: ", ""), *_because(row.equal_cost)]
+        found += [(f". {rival}{others}{difference(row.equal_cost, metric)}: ", ""), *_verdict_pieces(row.equal_cost)]
     elif row.role == "method" and row.cost is not None and row.cost > 1 + EQUAL:
-        said.append((". Not compared at equal cost", ""))
-    return [*said, (".", "")]
+        found.append((". Not compared at equal cost", ""))
+    return [*found, (".", "")]
 
 
 def _gain(one: Difference, metric: str, unit: str) -> str:
@@ -189,6 +199,6 @@ def _gain(one: Difference, metric: str, unit: str) -> str:
     return f"{signed_value(one.mean.value, metric)} {unit}{' ' + bounds if bounds else ''}"
 
 
-def _because(one: Difference) -> list[tuple[str, str]]:
+def _verdict_pieces(one: Difference) -> list[tuple[str, str]]:
     more = ", the same in every seed" if one.mean.low is None and one.mean.error == 0 and one.n > 1 else ""
     return [(verdict_of(one), one.verdict), (f" (n = {one.n}{more})", "")]

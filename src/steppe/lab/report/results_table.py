@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..statistics import Difference, Row
+from ..statistics import FEWEST, Difference, Row
 from . import formatting, settings
 from .forest_plot import Scale, forest, scale_of
 from .html import Markup, join, tag
@@ -19,10 +19,10 @@ def results(index: int, rows: Sequence[Row], metric: str) -> Markup:
     names = [f"{name}, {unit}" if unit in ("%", "× base") else name for name, unit in columns]
     body = [_result(row, metric, scale, names, settings.settings(row, rows)) for row in rows]
     caption = (
-        f"{capitalised(formatting.name_of(metric))}: mean ± standard error over seeds. Differences are paired by seed, "
-        "with intervals that hold together with 95 %. The best base at no more cost is, of the base trained up to "
-        "as long as the method costs, stopped early and its rivals, the one that is hardest to beat. Click a "
-        "header to sort."
+        f"{capitalised(formatting.name_of(metric))}: mean ± standard error over seeds. Differences are paired by seed; "
+        "their 95 % intervals are simultaneous for the whole table. The best base at no more cost: of the base trained "
+        "for up to the method's cost, stopped early, or in another variant, the one that is hardest to beat. Click a "
+        "column header to sort."
     )
     made = tag(
         "table",
@@ -32,12 +32,12 @@ def results(index: int, rows: Sequence[Row], metric: str) -> Markup:
         class_="results sortable",
     )
     reasons = [tag("li", tag("b", row.label), f": {_counted(row.reasons)}") for row in rows if row.reasons]
-    lost = join(tag("p", "Diverged runs:"), tag("ul", *reasons)) if reasons else None
+    diverged = join(tag("p", "Diverged runs:"), tag("ul", *reasons)) if reasons else None
     return tag(
         "section",
         tag("div", tag("h3", "Results", id=f"results-{index}"), class_="bar", data_downloads=True),
         scrolling(made, f"results-{index}"),
-        tag("div", lost, class_="losses") if lost else None,
+        tag("div", diverged, class_="losses") if diverged else None,
         aria_labelledby=f"results-{index}",
     )
 
@@ -65,7 +65,7 @@ def _columns(metric: str) -> list[tuple[str, str]]:
         ("gradients", "× base"),
         ("time", "× base"),
         ("difference to base", points),
-        ("difference to best base", f"no more cost{points and ', '}{points}"),
+        ("difference to best base", f"at no more cost{points and ', '}{points}"),
     ]
 
 
@@ -95,43 +95,44 @@ def row_name(row: Row, found: Mapping[str, str] | None = None) -> Markup:
 
 
 def _to_base(row: Row, metric: str, scale: Scale, name: str) -> Markup:
-    said = tag("span", formatting.verdict(row), class_=f"verdict {css_class(row.verdict)}")
-    return difference_cell(row.difference, metric, scale, name, join(said, p_said(row.difference)))
+    verdict = tag("span", formatting.verdict(row), class_=f"verdict {css_class(row.verdict)}")
+    return difference_cell(row.difference, metric, scale, name, join(verdict, p_value_line(row.difference)))
 
 
 def _to_rival(row: Row, metric: str, scale: Scale, name: str) -> Markup:
-    one, said = row.equal_cost, formatting.equal_cost_verdict(row)
+    one, text = row.equal_cost, formatting.equal_cost_verdict(row)
     if one is None:
         return tag("td", "–", class_="number difference", data_value="", data_name=name)
-    verdict = tag("span", f"{said}, n = {one.n}", class_=f"verdict {css_class(said)}")
+    verdict = tag("span", f"{text}, n = {one.n}", class_=f"verdict {css_class(text)}")
     return difference_cell(
         one, metric, scale, name, join(verdict, tag("span", f"against {one.against}", class_="p rival"))
     )
 
 
 def difference_cell(one: Difference | None, metric: str, scale: Scale, name: str, below: Markup) -> Markup:
-    """A difference as a picture and in numbers, with what it says below."""
-    said = formatting.difference(one, metric).replace(", ", ",\u00a0")  # an interval is not broken
-    shown = join(forest(one, scale), tag("span", said, class_="numbers")) if one else None
+    """A table cell with a difference: as a picture, in numbers, and `below` it the verdict."""
+    numbers = formatting.difference(one, metric).replace(", ", ",\u00a0")  # no line break inside an interval
+    shown = join(forest(one, scale), tag("span", numbers, class_="numbers")) if one else None
     value = one.mean.value if one else ""
     return tag("td", shown, below, class_="number difference", data_value=value, data_name=name)
 
 
-def p_said(one: Difference | None) -> Markup | None:
-    """The p value of a difference and its number of seeds."""
+def p_value_line(one: Difference | None) -> Markup | None:
+    """The adjusted p value of a difference and its number of seeds; without a verdict, only the number of seeds."""
     if one is None or one.n < 2:
         return None
-    return tag("span", f"p {_equals(formatting.p_value(one.adjusted))}, n = {one.n}", class_="p")
+    p = formatting.p_value(one.adjusted)
+    test = f"p {p if p.startswith('<') else f'= {p}'}, " if one.n >= FEWEST else ""
+    return tag("span", f"{test}n = {one.n}", class_="p")
 
 
-def _equals(said: str) -> str:
-    return said if said.startswith("<") else f"= {said}"
+def cell(text: str, value: float | None, below: str = "", name: str | None = None) -> Markup:
+    """A table cell with a number as text, its value for sorting, and a smaller text below.
 
-
-def cell(said: str, value: float | None, below: str = "", name: str | None = None) -> Markup:
-    """A number as text, with its value for sorting, a smaller text below, and on narrow screens its column's name."""
+    On narrow screens the cell also shows `name`, that of its column.
+    """
     small = tag("span", below, class_="p") if below not in ("", "–") else None
-    return tag("td", said, small, class_="number", data_value="" if value is None else repr(value), data_name=name)
+    return tag("td", text, small, class_="number", data_value="" if value is None else repr(value), data_name=name)
 
 
 def scrolling(table: Markup, labelled_by: str) -> Markup:
@@ -145,7 +146,7 @@ def _counted(reasons: Sequence[str]) -> str:
 
 
 def css_class(verdict: str) -> str:
-    """The style of a verdict."""
+    """The CSS class of a verdict."""
     return {"better": "better", "worse": "worse", "all diverged": "lost", "some diverged": "lost"}.get(verdict, "open")
 
 

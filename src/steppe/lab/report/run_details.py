@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..records import number, seed_of
 from ..statistics import Row
 from . import formatting
 from .html import Markup, join, tag
-from .settings import shown
+from .settings import display_value
 
 
 def run_details(index: int, rows: Sequence[Row]) -> Markup:
@@ -36,13 +36,13 @@ def run_details(index: int, rows: Sequence[Row]) -> Markup:
     )
 
 
-def distinct(found: Any) -> list[dict[str, Any]]:
+def distinct(dictionaries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The dictionaries without repetitions, in order."""
-    kept: list[dict[str, Any]] = []
-    for one in found:
-        if dict(one) not in kept:
-            kept.append(dict(one))
-    return kept
+    found: list[dict[str, Any]] = []
+    for one in dictionaries:
+        if dict(one) not in found:
+            found.append(dict(one))
+    return found
 
 
 def trained_for(record: Mapping[str, Any]) -> float:
@@ -55,22 +55,23 @@ def _counts(rows: Sequence[Row]) -> str:
     runs = sum(len(row.group.records) for row in rows)
     seeds = {str(seed_of(record)) for row in rows for record in row.group.records}
     total = sum(trained_for(record) for row in rows for record in row.group.records)
-    return (
-        f"{runs} {'run' if runs == 1 else 'runs'}: {len(rows)} {'recipe' if len(rows) == 1 else 'recipes'}, "
-        f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}, {formatting.duration(total)} of training."
-    )
+    counts = [formatting.plural(runs, "run") + ": " + formatting.plural(len(rows), "recipe")]
+    counts += [formatting.plural(len(seeds), "seed"), f"{formatting.duration(total)} of training"]
+    return ", ".join(counts) + "."
 
 
 def _versions(environments: Sequence[Mapping[str, Any]]) -> str:
     if len(environments) != 1:
         return f"{len(environments)} environments"
-    said = [f"steppe {environments[0].get('steppe')}"] if environments[0].get("steppe") else []
-    said += [f"commit {str(environments[0]['commit'])[:10]}"] if environments[0].get("commit") else []
-    return "Environment" + (": " + ", ".join(said) if said else "")
+    versions = [f"steppe {environments[0].get('steppe')}"] if environments[0].get("steppe") else []
+    versions += [f"commit {str(environments[0]['commit'])[:10]}"] if environments[0].get("commit") else []
+    return "Environment" + (": " + ", ".join(versions) if versions else "")
 
 
 def _list(values: Mapping[str, Any]) -> Markup:
-    pairs = [join(tag("dt", str(name).replace("_", " ")), tag("dd", shown(value))) for name, value in values.items()]
+    pairs = [
+        join(tag("dt", str(name).replace("_", " ")), tag("dd", display_value(value))) for name, value in values.items()
+    ]
     return tag("dl", *(tag("div", pair) for pair in pairs))
 
 
@@ -84,8 +85,8 @@ def _differences(rows: Sequence[Row], names: Sequence[str]) -> Markup | None:
     body = []
     for row in rows:
         seeds = ", ".join(str(seed_of(record)) for record in row.group.records)
-        cells = [*(shown(row.group.recipe.get(name)) for name in names), seeds]
-        body.append(tag("tr", tag("th", row.label, scope="row"), *(tag("td", said, class_="text") for said in cells)))
+        cells = [*(display_value(row.group.recipe.get(name)) for name in names), seeds]
+        body.append(tag("tr", tag("th", row.label, scope="row"), *(tag("td", text, class_="text") for text in cells)))
     table = tag(
         "table", tag("caption", "Differences between the recipes"), tag("thead", tag("tr", *head)), tag("tbody", *body)
     )

@@ -1,4 +1,4 @@
-"""The text of the page: its title, the answers in sentences, the overview of several problems, the footer."""
+"""The text of the page: the title, the results in sentences, the overview of several problems, the footer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from . import conclusion, formatting
 from .html import Markup, join, tag
 from .results_table import capitalised, css_class
 
-LONG = 60  # characters of a title that is a sentence, and not in large letters
-ANSWERS = 6  # methods described in sentences; the others are only in the table
+LONG = 60  # a title of more characters is set in smaller letters
+ANSWERS = 6  # most methods that are described in sentences; the others are only in the table
 
 
 def title(problems: Sequence[Sequence[Row]], metric: str) -> str:
@@ -35,19 +35,19 @@ def _listed(names: list[str], many: str) -> str:
 
 
 def header(given: str, problems: Sequence[Sequence[Row]], metric: str) -> Markup:
-    """The conclusion as the title, unless another is given, and the results; of several problems an overview."""
+    """The title (by default the conclusion), and below it the results; for several problems, an overview of them."""
     if not problems:
         return tag("header", tag("h1", given or title(problems, metric)))
-    said = [unbroken(capitalised(one)) for one in conclusion.sentences(problems, metric)]
+    sentences = [unbroken(capitalised(one)) for one in conclusion.sentences(problems, metric)]
     if given:
         top = join(
             tag("h1", given, class_="conclusion" if len(given) > LONG else None),
-            *(tag("p", one, class_="conclusion") for one in said),
+            *(tag("p", one, class_="conclusion") for one in sentences),
         )
     else:
         about = subject(problems) + (f" · {setting(problems[0])}" if len(problems) == 1 else "")
-        sentences = [tag("span", one, " ") for one in said]
-        top = join(tag("p", about, class_="subject"), tag("h1", *sentences, class_="conclusion"))
+        heading = [tag("span", one, " ") for one in sentences]
+        top = join(tag("p", about, class_="subject"), tag("h1", *heading, class_="conclusion"))
     return tag("header", top, answers(problems[0], metric) if len(problems) == 1 else overview(problems, metric))
 
 
@@ -66,7 +66,7 @@ def overview(problems: Sequence[Sequence[Row]], metric: str) -> Markup:
         body.append(tag("tr", tag("th", tag("span", tag("span", label), class_="who"), scope="row"), *cells))
     caption = (
         f"{capitalised(formatting.name_of(metric))}{unit}: mean ± standard error over seeds. ▲ means better, ▼ worse "
-        "than the base of the same column. No mark means: no difference seen, or n too small, or some runs diverged."
+        "than the base of the same column. No mark: no difference seen, too few seeds, or some runs diverged."
     )
     head = tag("thead", tag("tr", tag("th", "method", scope="col"), *heads))
     made = tag("table", tag("caption", tag("span", caption)), head, tag("tbody", *body))
@@ -74,20 +74,16 @@ def overview(problems: Sequence[Sequence[Row]], metric: str) -> Markup:
 
 
 def _overview_cell(row: Row, metric: str) -> Markup:
-    said = formatting.mean(row.mean, metric)
-    return tag("span", said, class_=css_class(row.verdict), title=formatting.verdict(row))
+    text = formatting.mean(row.mean, metric)
+    return tag("span", text, class_=css_class(row.verdict), title=formatting.verdict(row))
 
 
 def setting(rows: Sequence[Row]) -> str:
-    """Data, model, length and seeds in a line."""
+    """Data, model, number of epochs and number of seeds, in one line."""
     epochs = {row.group.recipe.get("epochs") for row in rows if row.role != "equal-cost"}
     seeds = {str(seed_of(record)) for row in rows for record in row.group.records}
-    said = [rows[0].problem, f"{epochs.pop()} epochs" if len(epochs) == 1 else None, _many(len(seeds), "seed")]
-    return " · ".join(one for one in said if one)
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "s")
+    length = f"{epochs.pop()} epochs" if len(epochs) == 1 else None
+    return " · ".join(filter(None, (rows[0].problem, length, formatting.plural(len(seeds), "seed"))))
 
 
 def answers(rows: Sequence[Row], metric: str) -> Markup:
@@ -97,11 +93,11 @@ def answers(rows: Sequence[Row], metric: str) -> Markup:
     shown = methods[:ANSWERS]
     items = [tag("li", tag("b", row.label), " ", formatting.base_sentence(row, metric), class_="base") for row in bases]
     for row in shown:
-        said = [
-            tag("em", text, class_=css_class(of)) if of else unbroken(text)
-            for text, of in formatting.pieces(row, metric)
+        sentence = [
+            tag("em", text, class_=css_class(verdict)) if verdict else unbroken(text)
+            for text, verdict in formatting.pieces(row, metric)
         ]
-        items.append(tag("li", tag("b", row.label), " ", *said, class_=css_class(row.verdict)))
+        items.append(tag("li", tag("b", row.label), " ", *sentence, class_=css_class(row.verdict)))
     if len(methods) > ANSWERS:
         items.append(tag("li", f"and {len(methods) - ANSWERS} more in the table.", class_="more"))
     return join(tag("ul", *items, class_="answers"), _caution(rows, metric))
@@ -113,8 +109,8 @@ def unbroken(text: str) -> str:
 
 
 def _caution(rows: Sequence[Row], metric: str) -> Markup | None:
-    said = conclusion.warnings(rows, metric)
-    return tag("ul", *(tag("li", one) for one in said), class_="caution") if said else None
+    warnings = conclusion.warnings(rows, metric)
+    return tag("ul", *(tag("li", one) for one in warnings), class_="caution") if warnings else None
 
 
 def footer(rows: Sequence[Row], command: str, metric: str) -> Markup:
@@ -134,11 +130,12 @@ def footer(rows: Sequence[Row], command: str, metric: str) -> Markup:
     seeds = sorted({str(seed_of(record)) for row in rows for record in row.group.records}, key=lambda s: (len(s), s))
     note = (
         f"Seeds: {', '.join(seeds) or 'none'}. A seed determines the initial weights, the batches and their "
-        "augmentation, for all methods in the same way. Therefore differences are taken within a seed. “No difference "
-        "seen” does not mean that two methods are equal: the interval shows how large the difference may be. All "
-        "intervals of a table are simultaneous: together they contain the true differences with probability 95 %. A "
-        "method is called better or worse exactly if its interval leaves out zero. “Probably” means that this "
-        f"comparison alone would be clear, but not among all those of the table. With fewer than {FEWEST} pairs there "
-        f"is no verdict. With up to {POOLED} seeds the rows share one variance where their variances agree."
+        "augmentation, in the same way for all methods, so differences are taken within a seed. “No difference seen” "
+        "does not mean that two methods are equal: the interval shows how large the difference may be. All intervals "
+        "of a table are simultaneous: with probability 95 % all of them contain their true difference. A method is "
+        "called better or worse exactly if its interval excludes zero. “Probably” means that the comparison would be "
+        "significant alone, but is not after the correction for all comparisons of the table. p values have the same "
+        f"correction. With fewer than {FEWEST} common seeds there is no verdict. With up to {POOLED} seeds, rows whose "
+        "variances agree share one estimate of the variance."
     )
     return tag("footer", again, tag("h2", "How to read this page"), tag("p", note))

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 NOTE = (
-    "mean ± standard error over seeds; differences paired by seed; all intervals of a problem hold together with 95 %. "
-    "Best base: of those trained up to as long as the method costs, or stopped early, the one that is hardest to beat"
+    "Mean ± standard error over seeds. Differences are paired by seed, with simultaneous 95 % intervals for all rows. "
+    "Gradients and time are relative to the base. Best base: of the base trained for up to the method's cost, stopped "
+    "early, or in another variant, the one that is hardest to beat."
 )
 STYLES = {"better": "green", "worse": "red", "all diverged": "red", "some diverged": "yellow", "base": "dim"}
 
@@ -31,7 +32,7 @@ def table(records: Iterable[Any], metric: str = "test_accuracy", base: str | Non
     rows = summarise(records, metric, base)
 
     class Folding(Table):
-        """Labels are folded first; if that is not enough, all columns are, so that nothing is cut off."""
+        """A table that wraps labels first; if that is not enough, all columns, so that no text is cut off."""
 
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
             wide = options.update(max_width=10_000)
@@ -74,22 +75,22 @@ def table(records: Iterable[Any], metric: str = "test_accuracy", base: str | Non
 
 
 def headline(records: Iterable[Any], metric: str = "test_accuracy", base: str | None = None) -> Text:
-    """The conclusion in a sentence, and what a reader must know before believing it."""
+    """The conclusion in one sentence, and the warnings below it."""
     from rich.text import Text
 
     rows = summarise(records, metric, base)
     problems = [[r for r in rows if r.problem == name] for name in dict.fromkeys(row.problem for row in rows)]
-    said = conclusion.conclusion(problems, metric) if problems else "There are no runs."
-    made = Text(said[:1].upper() + said[1:], style="bold")
-    for one in dict.fromkeys(line for problem in problems for line in conclusion.warnings(problem, metric)):
-        made.append(f"\n{one}", style="not bold yellow")
-    return made
+    sentence = conclusion.conclusion(problems, metric) if problems else "There are no runs."
+    text = Text(sentence[:1].upper() + sentence[1:], style="bold")
+    for warning in dict.fromkeys(line for problem in problems for line in conclusion.warnings(problem, metric)):
+        text.append(f"\n{warning}", style="not bold yellow")
+    return text
 
 
 def _comparison(one: Difference | None, verdict: str, metric: str, style: str = "") -> Text:
     """The difference, with the verdict below it."""
     from rich.text import Text
 
-    said = verdict if one is None else f"{formatting.difference(one, metric)}\n{verdict}"
-    said = said.replace("; about", ";\nabout").replace("; many", ";\nmany")  # in a narrow column
-    return Text(said, style=style or STYLES.get(verdict, ""))
+    text = verdict if one is None else f"{formatting.difference(one, metric)}\n{verdict}"
+    text = text.replace("; about", ";\nabout").replace("; many", ";\nmany")  # for a narrow column
+    return Text(text, style=style or STYLES.get(verdict, ""))

@@ -1,4 +1,4 @@
-"""Two reports on one page: the difference of every method that both have, on the same data, seed by seed."""
+"""Two reports on one page: the paired difference of every method that both have on the same data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from ..statistics import FEWEST, Difference, Row, judged, larger_is_better, pair
 from . import formatting
 from .forest_plot import scale_of
 from .html import Markup, join, tag
-from .results_table import capitalised, cell, css_class, difference_cell, p_said, row_name, scrolling, sorting_head
-from .settings import said, shown
+from .results_table import (
+    capitalised,
+    cell,
+    css_class,
+    difference_cell,
+    p_value_line,
+    row_name,
+    scrolling,
+    sorting_head,
+)
+from .settings import display_name, display_value
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,24 +44,24 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """The verdict in words; where runs diverged, it is one on the others alone."""
+        """The verdict in words; if some runs diverged, on the other runs."""
         rest = formatting.verdict_of(self.difference)
         return f"{self.diverged} diverged; the others: {rest}" if self.diverged else rest
 
     @property
     def judged(self) -> bool:
-        """Whether there are enough seeds, and none was lost."""
+        """Whether there are enough seeds for a verdict, and no run diverged."""
         return self.difference.n >= FEWEST and not self.diverged
 
 
 def pairs(ones: Sequence[Row], others: Sequence[Row], metric: str) -> list[Pair]:
-    """The methods with the same data and some of the same seeds in both. Intervals hold together for each problem."""
+    """The methods that both reports have, with the same data and a common seed; intervals are simultaneous."""
     left, found = list(others), []
     for one in ones:
         alike = [other for other in left if _comparable(one, other)]
         with_seeds = [(o, d) for o in alike if (d := paired(one.group, o.group, metric)) is not None]
         if with_seeds:
-            other, difference = min(with_seeds, key=lambda pair: _apart(one, pair[0]))
+            other, difference = min(with_seeds, key=lambda pair: _dissimilarity(one, pair[0]))
             left.remove(other)
             found.append(Pair(one, other, difference))
     made = []
@@ -68,15 +77,16 @@ def _comparable(one: Row, other: Row) -> bool:
     return one.role == other.role and all((mine.get(k) or None) == (theirs.get(k) or None) for k in SAME)
 
 
-def _apart(one: Row, other: Row) -> tuple[bool, bool, int]:
+def _dissimilarity(one: Row, other: Row) -> tuple[bool, bool, int]:
+    """How much two rows differ: in their labels, then in their problems, then in the number of recipe fields."""
     mine, theirs = one.group.recipe, other.group.recipe
     fields = sum(mine.get(k) != theirs.get(k) for k in {*mine, *theirs})
-    labels = [row.group.records[0].get("label") for row in (one, other)]  # those of rows may name what differs
+    labels = [row.group.records[0].get("label") for row in (one, other)]  # a row's own label may have been extended
     return labels[0] != labels[1], one.problem != other.problem, fields
 
 
 def sentence(found: Sequence[Pair], names: Names, metric: str) -> str:
-    """What the two reports say together, in a sentence."""
+    """The conclusion from both reports in one sentence."""
     a, b = names
     if not found:
         return f"{a} and {b} have no method with the same data and seeds in common."
@@ -122,7 +132,7 @@ def differences(found: Sequence[Pair], names: Names, metric: str, alone: tuple[l
     for pair in found:
         one, other = pair.one.mean, pair.other.mean
         mark = css_class("" if pair.diverged else pair.difference.verdict)
-        below = join(tag("span", pair.verdict, class_=f"verdict {mark}"), p_said(pair.difference))
+        below = join(tag("span", pair.verdict, class_=f"verdict {mark}"), p_value_line(pair.difference))
         apart = listed(differing(pair))
         cells = [
             cell(formatting.mean(one, metric), one and one.value, formatting.runs(pair.one), a),
@@ -133,7 +143,7 @@ def differences(found: Sequence[Pair], names: Names, metric: str, alone: tuple[l
         body.append(tag("tr", row_name(pair.one, {"on": pair.one.problem} if many else None), *cells))
     caption = (
         f"{capitalised(formatting.name_of(metric))}: mean ± standard error over seeds. The difference is paired over "
-        "the seeds that both have; the intervals of a problem hold together with 95 %."
+        "the seeds that both have; the 95 % intervals of a problem are simultaneous."
     )
     head = tag("thead", tag("tr", *(sorting_head(*one) for one in heads)))
     table = tag("table", tag("caption", tag("span", caption)), head, tag("tbody", *body), class_="results sortable")
@@ -150,19 +160,20 @@ def differences(found: Sequence[Pair], names: Names, metric: str, alone: tuple[l
 def alone(ones: Sequence[Row], others: Sequence[Row], found: Sequence[Pair]) -> tuple[list[str], list[str]]:
     """The labels of the methods that have no counterpart, in either report."""
     mine, theirs = {id(pair.one) for pair in found}, {id(pair.other) for pair in found}
-    lost = [row.label for row in ones if id(row) not in mine], [row.label for row in others if id(row) not in theirs]
-    return list(dict.fromkeys(lost[0])), list(dict.fromkeys(lost[1]))
+    first = [row.label for row in ones if id(row) not in mine]
+    second = [row.label for row in others if id(row) not in theirs]
+    return list(dict.fromkeys(first)), list(dict.fromkeys(second))
 
 
 def differing(pair: Pair) -> dict[str, tuple[str, str]]:
     """Settings, versions and devices in which the two differ: name and both values."""
     mine, theirs = ({**row.group.recipe, **_environment(row)} for row in (pair.one, pair.other))
     names = [name for name in dict.fromkeys([*mine, *theirs]) if (mine.get(name) or None) != (theirs.get(name) or None)]
-    return {said(name): (shown(mine.get(name)), shown(theirs.get(name))) for name in names}
+    return {display_name(name): (display_value(mine.get(name)), display_value(theirs.get(name))) for name in names}
 
 
 def _environment(row: Row) -> Mapping[str, Any]:
-    """What the first run was made with. Commits differ too often to be told."""
+    """Versions and device of the first run. The commit is left out: it differs nearly always."""
     found = next((r["environment"] for r in row.group.records if r.get("environment")), {})
     return {name: found[name] for name in ("steppe", "torch", "device") if name in found}
 

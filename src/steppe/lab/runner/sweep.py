@@ -25,7 +25,8 @@ from ..recipe.own_code import code_of
 from ..recipe.recipe import Recipe
 from ..records import Record, RecordWarning, label_for, metric_of, value_of
 from ..report.formatting import difference
-from ..statistics import Difference, group_records, judged, larger_is_better, paired
+from ..statistics import Difference, group_records, larger_is_better
+from ..statistics import against_best as differences_to_best
 from .finished import finished_record
 from .local import Job
 
@@ -263,12 +264,10 @@ def best(records: Sequence[Record]) -> Recipe:
 
 
 def against_best(records: Sequence[Record]) -> dict[str, Difference]:
-    """Every other candidate minus the best, paired by seed, with simultaneous intervals, by its label."""
-    metric = metric_of(records)
-    groups = sorted(group_records(records), key=lambda group: -score(group.records))
-    found = {group.label: paired(group, groups[0], metric) for group in groups[1:]}
-    known = {label: one for label, one in found.items() if one is not None}
-    return dict(zip(known, judged(list(known.values()), larger_is_better(metric)), strict=True))
+    """Every other candidate minus the best, paired by seed, with simultaneous intervals, by label."""
+    best, *others = sorted(group_records(records), key=lambda group: -score(group.records))
+    found = zip(others, differences_to_best(best, others, metric_of(records)), strict=True)
+    return {group.label: one for group, one in found if one is not None}
 
 
 def tied(records: Sequence[Record]) -> list[str]:

@@ -7,10 +7,10 @@ the same batches, so the differences within a seed have less variance than the d
 from .family import FEWEST, POOLED, Difference, difference_of, judged, p_value
 from .groups import EQUAL, Group, group_records, larger_is_better, problem_of, stretched
 from .means import CONFIDENCE, Mean, mean_of
-from .table import BASE_ROLES, Row, paired, summarise
+from .table import BASE_ROLES, Row, against_best, paired, summarise
 
 __all__ = [
-    "BASE_ROLES", "CONFIDENCE", "EQUAL", "FEWEST", "POOLED", "Difference", "Group", "Mean", "Row", "difference_of",
-    "group_records", "judged", "larger_is_better", "mean_of", "p_value", "paired", "problem_of", "stretched",
-    "summarise",
+    "BASE_ROLES", "CONFIDENCE", "EQUAL", "FEWEST", "POOLED", "Difference", "Group", "Mean", "Row", "against_best",
+    "difference_of", "group_records", "judged", "larger_is_better", "mean_of", "p_value", "paired", "problem_of",
+    "stretched", "summarise",
 ]  # fmt: skip

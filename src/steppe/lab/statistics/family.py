@@ -1,16 +1,16 @@
 """Verdicts on all differences of a table together.
 
 The intervals of a table are simultaneous: with probability 95 % all of them contain their true difference (Šidák's
-inequality over the number of comparisons). A difference is called better or worse exactly if its interval leaves out
-zero. "Probably better" means: the interval that this comparison would have alone leaves out zero, that of the table
-does not.
+inequality over the number of comparisons). A difference is called better or worse exactly if its interval excludes
+zero. "Probably better" means that the interval of this comparison alone would exclude zero, but its simultaneous
+interval does not.
 
-With up to `POOLED` seeds a variance from one row is a poor estimate: three seeds have two degrees of freedom. Rows then
-share one variance, with three safeguards. A row whose variance is significantly larger than that of the others, for
-example of a method that diverges, is left out and judged by its own. No row is judged by less than its own variance.
-Rows that move together do not count as independent: the degrees of freedom are Box's, ν tr(S)²/tr(S²), with S the
+With up to `POOLED` seeds the variance of a single row is a poor estimate: three seeds have two degrees of freedom. Rows
+then share one variance, with three safeguards. A row whose variance is significantly larger than that of the others,
+for example of a method that diverges, is left out and judged by its own. No row is judged by less than its own
+variance. Correlated rows do not count as independent: the degrees of freedom are Box's, ν tr(S)²/tr(S²), with S the
 covariance of the differences; for few seeds tr(S²) is partly corrected for its bias. `studies/verdicts/simulate.py`
-simulates the errors of the first kind and the power.
+simulates the type I error and the power.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from dataclasses import dataclass, field, replace
 
 from .means import CONFIDENCE, Mean, mean_of
 
-FEWEST = 3  # fewest pairs for a verdict
-POOLED = 6  # most seeds with which rows share a variance
-_AGREE = 0.05  # level of the F test that leaves a row out
-_MOST = 99  # a larger number of seeds that would be needed is not named
+FEWEST = 3  # a verdict needs at least this many seeds
+POOLED = 6  # rows share a variance if there are at most this many seeds
+_F_LEVEL = 0.05  # level of the F test that leaves a row out of the shared variance
+_MOST_SEEDS = 99  # a larger number of needed seeds is not named
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Paired differences, this group minus another, and what they say beside the other comparisons of the table."""
+    """The paired difference of two groups, this one minus the other, with its verdict among all of the table."""
 
     against: str
     mean: Mean  # after `judged`: with the table's error and simultaneous interval
-    p: float  # of this comparison alone
-    adjusted: float = 1.0  # p after the correction for all comparisons
-    verdict: str = ""
+    p: float  # p value of this comparison alone
+    adjusted: float = 1.0  # p value corrected for all comparisons of the table
+    verdict: str = ""  # "better", "probably worse", "no difference seen", ...
     family: int = 1  # number of comparisons of the table
-    needed: int | None = None  # with "probably": about how many seeds would tell
+    needed: int | None = None  # with "probably": about how many seeds would be enough for "better" or "worse"
     by_seed: Mapping[Hashable, float] = field(default_factory=dict, repr=False)
 
     @property
     def n(self) -> int:
-        """The number of seeds that both groups have."""
+        """The number of seeds that both groups have in common."""
         return self.mean.n
 
 
 def difference_of(
     mine: Mapping[Hashable, float], theirs: Mapping[Hashable, float], against: str, confidence: float = CONFIDENCE
 ) -> Difference | None:
-    """The difference over the seeds that both have; None if there are none."""
+    """The difference `mine` minus `theirs`, paired over the seeds that both have; None if there are none."""
     by_seed = {seed: mine[seed] - theirs[seed] for seed in mine if seed in theirs}
     if not by_seed:
         return None
-    dust = 1e-12 * max(map(abs, [*mine.values(), *theirs.values()]))  # rounding errors count as zero
+    rounding = 1e-12 * max(map(abs, [*mine.values(), *theirs.values()]))  # smaller differences count as zero
     mean = mean_of(list(by_seed.values()), confidence)
-    if abs(mean.value) <= dust:
+    if abs(mean.value) <= rounding:
         mean = replace(mean, value=0.0)
-    if mean.error is not None and mean.error <= dust:
+    if mean.error is not None and mean.error <= rounding:
         mean = replace(mean, error=0.0, low=None, high=None)
     return Difference(against, mean, p_value(mean), by_seed=by_seed)
 
@@ -65,8 +65,8 @@ def difference_of(
 def p_value(mean: Mean, degrees: float | None = None) -> float:
     """The two-sided p value of the t test that the expected value is zero.
 
-    The t test needs a spread, but accuracies on a few hundred examples are often equal. Without a spread it is the sign
-    test, whose p is 2/2ⁿ if all values have the same sign.
+    The t test needs a spread, but accuracies on a few hundred examples are often equal. Without a spread the p value is
+    that of the sign test, 2/2ⁿ if all n values have the same sign.
     """
     if mean.value == 0 or mean.error is None:
         return 1.0
@@ -86,9 +86,11 @@ def judged(
 ) -> list[Difference]:
     """The differences with simultaneous intervals and verdicts. `larger`: larger values are better.
 
-    `family` is the number of comparisons; by default that of the differences. `among` says for each difference to how
-    many rivals it is one: who is better than the best of them is better than each, which needs no correction; who is
-    worse than the best of them is worse than one of many, which does.
+    `family` is the number of comparisons to correct for; by default the number of distinct differences.
+
+    `among` has for each difference the number of rivals of which this is one. A method is called better than the best
+    rival only if it is better than every one of them, which needs no further correction. To be worse than any one of
+    them is more likely by chance the more there are, which does.
 
     >>> a = difference_of({0: 3.0, 1: 3.1, 2: 3.2, 3: 2.9}, {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.1}, "SGD")
     >>> judged([a])[0].verdict
@@ -97,21 +99,12 @@ def judged(
     enough = [one for one in differences if one.n >= FEWEST]
     distinct = len({tuple(sorted(one.by_seed.items(), key=str)) for one in enough})  # the same comparison counts once
     size = max(distinct if family is None else family, 1)
-    shared = _shared(enough)
+    shared = _shared_errors(differences)
     rivals = among or [1] * len(differences)
     return [
-        _judge(one, shared.get(place), size, larger, confidence, many)
-        for (place, one), many in zip(_numbered(differences), rivals, strict=True)
+        _judge(one, shared.get(index), size, larger, confidence, many)
+        for index, (one, many) in enumerate(zip(differences, rivals, strict=True))
     ]
-
-
-def _numbered(differences: Sequence[Difference]) -> list[tuple[int, Difference]]:
-    """Each difference with its place among those that have enough seeds; −1 for the others."""
-    found, place = [], 0
-    for one in differences:
-        found.append((place if one.n >= FEWEST else -1, one))
-        place += one.n >= FEWEST
-    return found
 
 
 def _judge(
@@ -134,14 +127,14 @@ def _judge(
         sure = abs(mean.value) > (better if good else worse)
     else:
         sure = adjusted < 1 - confidence
-    way = "better" if good else "worse"
+    word = "better" if good else "worse"
     if sure:
-        said, needed = way, None
+        verdict, needed = word, None
     elif p < 1 - confidence:
-        said, needed = f"probably {way}", _needed(mean, degrees, level if good else level / rivals)
+        verdict, needed = f"probably {word}", _seeds_needed(mean, degrees, level if good else level / rivals)
     else:
-        said, needed = "no difference seen", None
-    return replace(one, mean=mean, p=p, adjusted=adjusted, verdict=said, family=family, needed=needed)
+        verdict, needed = "no difference seen", None
+    return replace(one, mean=mean, p=p, adjusted=adjusted, verdict=verdict, family=family, needed=needed)
 
 
 def _quantile(probability: float, degrees: float) -> float:
@@ -150,12 +143,16 @@ def _quantile(probability: float, degrees: float) -> float:
     return float(stdtrit(degrees, probability))
 
 
-def _needed(mean: Mean, degrees: float, level: float) -> int | None:
-    """About how many seeds would tell, if mean and spread stay what they are."""
+def _seeds_needed(mean: Mean, degrees: float, level: float) -> int | None:
+    """About how many seeds would be enough for a verdict, if mean and spread stay as they are; None for very many."""
     spread = (mean.error or 0.0) * math.sqrt(mean.n)
-    for n in range(mean.n + 1, _MOST + 1):
+    for n in range(mean.n + 1, _MOST_SEEDS + 1):
         known = degrees / (mean.n - 1) * (n - 1) if n <= POOLED else n - 1
-        if _quantile(1 - level / 2, known) * spread / math.sqrt(n) < abs(mean.value):
+        if spread:
+            enough = _quantile(1 - level / 2, known) * spread / math.sqrt(n) < abs(mean.value)
+        else:  # the same difference in every seed: the sign test decides
+            enough = 2.0 ** (1 - n) < level
+        if enough:
             return n
     return None
 
@@ -163,19 +160,19 @@ def _needed(mean: Mean, degrees: float, level: float) -> int | None:
 # A variance that rows share
 
 
-def _shared(differences: Sequence[Difference]) -> dict[int, tuple[float, float]]:
-    """Standard error and degrees of freedom of the rows that share a variance, by their place."""
-    seeds = [frozenset(one.by_seed) for one in differences]
+def _shared_errors(differences: Sequence[Difference]) -> dict[int, tuple[float, float]]:
+    """Standard error and degrees of freedom of the rows that share a variance, by their index."""
+    seeds = {k: frozenset(one.by_seed) for k, one in enumerate(differences) if one.n >= FEWEST}
     if not seeds:
         return {}
-    common = max(seeds, key=seeds.count)
-    rows = [k for k, found in enumerate(seeds) if found == common]
+    common = max(seeds.values(), key=list(seeds.values()).count)
+    rows = [k for k, found in seeds.items() if found == common]
     n = len(common)
     if n > POOLED or len(rows) < 3:
         return {}
     order = sorted(common, key=str)
     values = {k: [differences[k].by_seed[seed] for seed in order] for k in rows}
-    constant = [k for k in rows if not differences[k].mean.error]  # often by chance, where accuracies are coarse
+    constant = [k for k in rows if not differences[k].mean.error]  # often by chance: accuracies are coarse
     agreeing = _agreeing({k: values[k] for k in rows if k not in constant}, n - 1)
     if len(agreeing) < 3:
         return {}
@@ -185,14 +182,14 @@ def _shared(differences: Sequence[Difference]) -> dict[int, tuple[float, float]]
 
 
 def _agreeing(values: Mapping[int, list[float]], freedom: int) -> list[int]:
-    """The rows without those whose variance is larger than the others' by an F test, the largest first."""
+    """The rows whose variances agree: those with the largest are dropped until an F test finds no difference."""
     from scipy.special import fdtrc
 
     rows = sorted(values, key=lambda k: _covariance(values[k], values[k]))
     while len(rows) > 1:
         variance, degrees = _pooled([values[k] for k in rows[:-1]], freedom)
         largest = _covariance(values[rows[-1]], values[rows[-1]])
-        if fdtrc(freedom, degrees, largest / variance) >= _AGREE:
+        if fdtrc(freedom, degrees, largest / variance) >= _F_LEVEL:
             break
         rows.pop()
     return rows
@@ -204,8 +201,8 @@ def _pooled(rows: Sequence[list[float]], freedom: int) -> tuple[float, float]:
     trace, count = sum(matrix[k][k] for k in range(len(rows))), len(rows)
     squares = sum(x * x for row in matrix for x in row)
     unbiased = freedom**2 / ((freedom - 1) * (freedom + 2)) * (squares - trace**2 / freedom)
-    squares += (unbiased - squares) / freedom  # a full correction would be too noisy
-    most = freedom * count / (1 + (count - 1) / 4)  # independent rows that share nothing but the base
+    squares += (unbiased - squares) / freedom  # the full correction would be too noisy
+    most = freedom * count / (1 + (count - 1) / 4)  # of independent rows whose only common part is the base
     return trace / count, min(most, freedom * trace**2 / squares) if squares > 0 else most
 
 

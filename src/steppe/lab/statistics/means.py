@@ -17,12 +17,12 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean of n values. Without a spread (one value, or all equal) there is no interval."""
+    """A mean of n values. Without a spread (one value, or all values equal) there is no interval."""
 
     n: int
     value: float
     error: float | None = None  # standard error
-    low: float | None = None
+    low: float | None = None  # ends of the interval
     high: float | None = None
 
 

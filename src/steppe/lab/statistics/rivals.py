@@ -1,10 +1,10 @@
 """What a user could do instead of a method, at no more than its cost.
 
-The base trained longer, up to the method's cost, stopped early, and other rivals that were run (role "rival") belong to
-the base. A method is compared with each of them and shown beside the one that is hardest to beat. Nothing has to be
-chosen on the numbers that judge: better than the best of the rivals means better than every one, so the method has to
-beat each at the level of the table. (Choosing the best rival by the other seeds does not work: of many rivals that are
-alike a lucky one is chosen for most seeds, and 10 % of tables are wrong instead of 5 %.)
+These rivals are the base trained longer, up to the method's cost; the base stopped early; and other variants of the
+base that were run (role "rival"). A method is compared with each of them, and shown beside the one that is hardest to
+beat. Choosing that rival does not bias the test: better than the best rival means better than every one, so the method
+has to beat each at the level of the table. (Choosing the best rival by the other seeds does not work: among many
+similar rivals a lucky one is chosen for most seeds, and 10 % of tables are wrong instead of 5 %.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .family import Difference, difference_of
 from .groups import EQUAL, LENGTH, METHOD, Group, average, larger_is_better, same_recipe
 from .means import CONFIDENCE
 
-STOPS = 10  # a run may be stopped after each tenth of its epochs
+STOPS = 10  # early stopping is considered after each tenth of the epochs
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Rival:
 def against_rivals(
     group: Group, bases: Sequence[Group], metric: str, confidence: float = CONFIDENCE, cost: float | None = None
 ) -> list[Difference]:
-    """The method minus each rival at no more than its cost; nothing if no base was trained for as long as it costs.
+    """The method minus each rival at no more than its cost; empty if no base was trained for as long as it costs.
 
-    `cost` is how many gradients a rival may take, if not as many as the method.
+    `cost` is the number of gradients that a rival may take; by default that of the method.
     """
     mine = average(group, "gradients") if cost is None else cost
     alike = [g for g in bases if g.role == "rival" or same_recipe(group, g, METHOD + LENGTH)] or list(bases)
@@ -50,15 +50,15 @@ def against_rivals(
 
 
 def rivals_of(base: Group, metric: str, limit: float) -> list[Rival]:
-    """The base at its end, and stopped at its best tenth, if they take no more gradients than the limit.
+    """The base at the end of training, and stopped early, if they take no more gradients than the limit.
 
-    The tenth is chosen on all seeds, to the base's advantage.
+    It is stopped after the tenth of its epochs that is best on all seeds, which favours the base.
     """
     ended = Rival(base.label, average(base, "gradients") or 0.0, base.finished(metric))
     by_epoch: dict[int, dict[Hashable, tuple[float, float]]] = {}
     for record in base.done:
         epochs = record.get("epochs")
-        for epoch in _stops(epochs) if isinstance(epochs, list) else []:  # a paper's kept results have no such list
+        for epoch in _stops(epochs) if isinstance(epochs, list) else []:  # not in a paper's kept results
             value, cost = number(epoch.get(metric)), number(epoch.get("gradients"))
             if value is not None and cost is not None:
                 by_epoch.setdefault(epoch["epoch"], {})[seed_of(record)] = value, cost
@@ -80,11 +80,15 @@ def _stops(epochs: list[Any]) -> list[Any]:
 
 
 def hardest(differences: Sequence[Difference], larger: bool) -> Difference | None:
-    """The difference to the rival that is hardest to beat: its interval reaches furthest to the wrong side."""
+    """The difference to the rival that is hardest to beat.
 
-    def reach(one: Difference) -> tuple[float, float]:
+    Rivals that the method is not better than come first. Among them it is the one whose interval reaches furthest to
+    the wrong side; without an interval (few seeds, or the same difference in every seed) its mean counts.
+    """
+
+    def ease(one: Difference) -> tuple[bool, float, float]:
         end = one.mean.low if larger else one.mean.high
         sign = 1 if larger else -1
-        return sign * (one.mean.value if end is None else end), sign * one.mean.value
+        return one.verdict == "better", sign * (one.mean.value if end is None else end), sign * one.mean.value
 
-    return min(differences, key=reach, default=None)
+    return min(differences, key=ease, default=None)

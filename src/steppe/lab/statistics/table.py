@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from .groups import Group, average, base_of, group_records, larger_is_better, ra
 from .means import CONFIDENCE, Mean, mean_of
 from .rivals import against_rivals, hardest
 
-BASE_ROLES = ("base", "equal-cost", "rival")  # what a user could do without a method
+BASE_ROLES = ("base", "equal-cost", "rival")  # the base and its variants: what a user could do without a method
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,28 @@ def summarise(
 
 
 def paired(one: Group, other: Group, metric: str, confidence: float = CONFIDENCE) -> Difference | None:
-    """Differences over the seeds that both have; None if there are none."""
+    """The difference of two groups, paired over the seeds that both have; None if there are none."""
     return difference_of(one.finished(metric), other.finished(metric), other.label, confidence)
+
+
+def against_best(best: Group, others: Sequence[Group], metric: str) -> list[Difference | None]:
+    """Each other group minus the best, paired by seed, with simultaneous intervals; None without a common seed.
+
+    A group is tied with the best unless its verdict is "worse".
+    """
+    found = [paired(group, best, metric) for group in others]
+    judged_ones = iter(judged([one for one in found if one is not None], larger_is_better(metric)))
+    return [None if one is None else next(judged_ones) for one in found]
 
 
 def _rows(groups: list[Group], metric: str, base: str | None, confidence: float) -> list[Row]:
     bases = [g for g in groups if (g.role == "base" if base is None else g.label == base)]
-    free = bases + [g for g in groups if g.role in BASE_ROLES[1:] and g not in bases]
+    variants = bases + [g for g in groups if g.role in BASE_ROLES[1:] and g not in bases]
     rows = [_row(group, bases, metric, confidence) for group in groups]
-    rivals = [[] if g in free else against_rivals(g, free, metric, confidence) for g in groups]
+    rivals = [[] if g in variants else against_rivals(g, variants, metric, confidence) for g in groups]
     rows = _with_verdicts(rows, rivals, larger_is_better(metric), confidence)
     rows = [replace(row, verdict=_verdict(row, base_of(row.group, bases) is not None)) for row in rows]
-    return sorted(rows, key=lambda row: _place(row, larger_is_better(metric)))
+    return sorted(rows, key=lambda row: _sort_key(row, larger_is_better(metric)))
 
 
 def _row(group: Group, bases: list[Group], metric: str, confidence: float) -> Row:
@@ -94,12 +104,15 @@ def _row(group: Group, bases: list[Group], metric: str, confidence: float) -> Ro
 
 
 def _with_verdicts(rows: list[Row], rivals: list[list[Difference]], larger: bool, confidence: float) -> list[Row]:
-    """All comparisons of the table are one family; that of a method with its rivals is one of them."""
+    """The rows with judged differences. All comparisons of the table are one family.
+
+    Each row with the base is one comparison; each method with all its rivals is one more.
+    """
     to_base = [row.difference for row in rows if row.difference is not None]
     to_rivals = [one for some in rivals for one in some]
     among = [1] * len(to_base) + [len(some) for some in rivals for _ in some]
     family = sum(one.n >= FEWEST for one in to_base)
-    for row, some in zip(rows, rivals, strict=True):  # where the base is the only rival, it is the same comparison
+    for row, some in zip(rows, rivals, strict=True):  # if the base is the only rival, it is the same comparison
         same = row.difference and row.difference.by_seed
         family += any(one.n >= FEWEST and one.by_seed != same for one in some)
     found = iter(judged([*to_base, *to_rivals], larger, confidence, among, family))
@@ -110,7 +123,8 @@ def _with_verdicts(rows: list[Row], rivals: list[list[Difference]], larger: bool
 
 def _verdict(row: Row, has_base: bool) -> str:
     if row.n == 0:
-        return "all diverged" if row.diverged else "unfinished" if row.unfinished else "not measured"
+        all_diverged = row.diverged and row.diverged == len(row.group.records)
+        return "all diverged" if all_diverged else "unfinished" if row.unfinished else "not measured"
     if row.diverged:
         return "some diverged"
     if row.role == "base":
@@ -120,7 +134,7 @@ def _verdict(row: Row, has_base: bool) -> str:
     return row.difference.verdict
 
 
-def _place(row: Row, larger: bool) -> tuple[int, float]:
+def _sort_key(row: Row, larger: bool) -> tuple[int, float]:
     order = {"base": 0, "rival": 1, "equal-cost": 2}.get(row.role, 3)
     if order == 2:
         return order, row.gradients or math.inf
