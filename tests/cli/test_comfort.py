@@ -55,6 +55,7 @@ def test_json_in_place_of_the_table():
     said = json.loads(result.stdout)
     assert [row["method"] for row in said["methods"]] == ["SGD", "SAM rho=0.1"] and Path(said["page"]).exists()
     assert said["methods"][1]["cost"] == 2.0 and said["methods"][1]["verdict"] == "n too small to tell"
+    assert said["conclusion"].startswith("Nothing can be said") and said["cautions"][0].startswith("One seed:")
     assert "2 runs, about " in result.stderr and " left" in result.stderr
     assert "4 batches an epoch, 4 steps in all: that is too short to compare methods" in result.stderr
 
@@ -115,3 +116,29 @@ def test_the_second_table_names_its_problems(tmp_path):
     lines = [line.split()[0] for line in first.splitlines() if line.strip()]
     assert lines == ["method", "digits,", "SGD", "digits,", "SGD"] and "60 % label noise" in first
     assert len(second.splitlines()) == 3
+
+
+def test_a_report_of_another_task_is_by_its_own_metric():
+    """It used to ask for accuracies, which runs of other tasks do not have."""
+    Path("mine.py").write_text(REGRESSION)
+    options = "--seeds 1 --epochs 1 --batch 50 --no-curvature --no-equal-cost --jobs 1 --device cpu --task regression"
+    done = run("compare", "sam", "--data", "mine:data", "--model", "mine:net", *options.split())
+    assert done.exit_code == 0, done.output
+    again = run("report", "runs")
+    assert again.exit_code == 0 and again.stdout == done.stdout, again.output
+    said = json.loads(run("report", "runs", "--json").stdout)
+    assert [row["method"] for row in said["methods"]] == ["Adam", "SAM"] and said["methods"][0]["test_rmse"] > 0
+    assert "without --against" in run("report", "runs", "--json", "--against", "runs").stderr
+
+
+REGRESSION = """
+from sklearn.datasets import load_diabetes
+from torch import nn
+
+def data():
+    x, y = load_diabetes(return_X_y=True)
+    return (x[:300], y[:300] / 100), (x[300:], y[300:] / 100)
+
+def net():
+    return nn.Linear(10, 1)
+"""

@@ -67,9 +67,13 @@ def report_runs(records: list[Any], page: Path, *tables: Any, metric: str = "", 
 
     if as_json:
         from ..lab.comparison_result import rows_as_dicts
+        from ..lab.report import headline
 
-        rows = finite(rows_as_dicts(records, metric or metric_of(records)))
-        typer.echo(json.dumps({"page": str(page), "methods": rows}, indent=1, ensure_ascii=False))
+        by = metric or metric_of(records)
+        conclusion, *cautions = headline(records, by).plain.splitlines()
+        said: dict[str, Any] = {"page": str(page), "conclusion": conclusion, "cautions": cautions}
+        said["methods"] = rows_as_dicts(records, by)
+        typer.echo(json.dumps(finite(said), indent=1, ensure_ascii=False))
     for table in tables if not as_json else ():
         if table is not None:
             Console().print(table)

@@ -112,8 +112,9 @@ class Comparison:
             from rich.console import Console
         except ImportError:
             return f"Comparison({len(self.records)} runs in {self.folder})"
-        from .report import table
+        from .report import headline, table
 
         text = io.StringIO()
-        Console(file=text, width=120).print(table(self.records, metric=self.metric))
+        shown = headline(self.records, self.metric), table(self.records, self.metric)
+        Console(file=text, width=120).print(*shown, sep="\n")
         return text.getvalue()

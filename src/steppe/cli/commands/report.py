@@ -10,22 +10,30 @@ from typing import Annotated, Any
 import typer
 
 from ...support.errors import UserError, unknown
+from ..options import Json
 from ..runs import report_runs
 
 
 def command(
     runs: Annotated[list[Path], typer.Argument(help="Records, or folders of them.")],
     out: Annotated[Path | None, typer.Option(help="The page to write; by default beside the records.")] = None,
-    metric: Annotated[str, typer.Option(help="test_accuracy, test_loss, top, trace, ...")] = "test_accuracy",
+    metric: Annotated[
+        str, typer.Option(help="test_accuracy, test_loss, top, trace, ...; by default what the runs are compared by.")
+    ] = "",
     against: Annotated[
         Path | None, typer.Option(help="Other runs: one page with both, and the differences of methods in both.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Make table and page of finished runs again, or compare two reports."""
+    from ...lab.records import metric_of
     from ...lab.report import headline, table
     from ..progress import other_measures
 
+    if as_json and against is not None:
+        raise UserError("--json is for one report, without --against")
     records = _read(runs)
+    metric = metric or metric_of(records)
     first = runs[0] if runs[0].is_dir() else runs[0].parent
     page = out or first / ("report.html" if against is None else "difference.html")
     if page.is_dir():
@@ -35,7 +43,7 @@ def command(
         _compare(records, _read([against]), _names(runs, against), page, metric)
     else:
         said = headline(records, metric), table(records, metric)
-        report_runs(records, page, *said, other_measures(records), metric=metric)
+        report_runs(records, page, *said, other_measures(records), metric=metric, as_json=as_json)
 
 
 def _read(runs: list[Path]) -> list[Any]:
