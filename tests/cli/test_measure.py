@@ -319,11 +319,13 @@ import torch
 from helpers.curvature_problems import digits, mlp
 def data(): x, y = digits(30, side=4); return (x[:20], y[:20]), (x[20:], y[20:])
 def as_numpy(): return tuple((x.numpy(), y.numpy()) for x, y in data())
+def datasets(): return tuple(torch.utils.data.TensorDataset(*pair) for pair in data())
+def loaders(): return {"train": torch.utils.data.DataLoader(datasets()[0], 7, shuffle=True), "test": datasets()[1]}
 def model(shape, classes): assert (shape, classes) == ((1, 4, 4), 10); return mlp(4).double()
 """
 
 
-@pytest.mark.parametrize("function", ["data", "as_numpy"])
+@pytest.mark.parametrize("function", ["data", "as_numpy", "datasets", "loaders"])
 def test_data_as_compare_takes_it_is_measured_on_one_split(run, tmp_path, function):
     """Training and test data used to be measured together, without a word."""
     (tmp_path / "two_splits.py").write_text(TWO_SPLITS)
@@ -346,3 +348,18 @@ def test_a_split_of_data_without_splits_is_a_mistake(run):
     assert result.exit_code == 2 and "two splits" in result.stderr
     result = run("measure", "end.pt", *COMMON, "--split", "half")
     assert result.exit_code == 2 and "--split is train or test, not 'half'" in result.stderr
+
+
+def test_weights_that_compare_has_kept_are_measured(run, tmp_path):
+    """`steppe compare --keep-weights` writes safetensors."""
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    save_file(torch.load("start.pt"), tmp_path / "kept.safetensors")
+    (tmp_path / "torn.safetensors").write_text("{")
+    losses = []
+    for name in ("start.pt", "kept.safetensors"):
+        assert run("measure", name, *COMMON, "--what", "eigenvalues", "--top", "1").exit_code == 0
+        (found,) = json.loads((tmp_path / "curvature" / "curvature.json").read_text())["measures"].values()
+        losses.append(found["loss"]["value"])
+    assert losses[0] == losses[1]
+    result = run("measure", "torn.safetensors", *COMMON)
+    assert result.exit_code == 2 and "cannot be read as a checkpoint of tensors" in result.stderr

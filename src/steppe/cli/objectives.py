@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +13,10 @@ from torch import nn
 
 from ..curvature.objective import Objective
 from ..lab.data import DataSet, prepare
-from ..lab.data.own_data import as_data_set
+from ..lab.data.dataset import Examples
+from ..lab.data.own_data import as_data_set, two_splits
 from ..support.devices import require_device
-from ..support.errors import UserError, describe, user_function
+from ..support.errors import UserError, describe, require, user_function
 from .errors import say
 
 
@@ -27,9 +29,10 @@ def objectives(checkpoints: list[Path], given: dict[str, Any]) -> Iterator[tuple
     if len(set(names)) < len(names):
         names = [str(path) for path in checkpoints]
     made = _call(load, "--data")
-    batches = _of_split(made, given["split"])
+    data = _data_set(made)
+    batches = _of_split(made, data, given["split"])
     for name, path in zip(names, checkpoints, strict=True):
-        net = _call(build, "--model", *_shape_and_classes(build, made))
+        net = _call(build, "--model", *_shape_and_classes(build, data))
         if not isinstance(net, nn.Module):
             raise UserError(f"--model {given['model']} returned a {type(net).__name__}, not a torch.nn.Module")
         load_weights(net, path)
@@ -47,47 +50,43 @@ def _loss(name: str) -> Callable[..., Any]:
     return known.get(name) or user_function("--loss", name)
 
 
-def _of_split(made: Any, split: str) -> Any:
+def _of_split(made: Any, data: DataSet | None, split: str) -> Any:
     """The batches to measure on. Of a function that `steppe compare` takes too: those of one split."""
     if split not in ("", "train", "test"):
         raise UserError(f"--split is train or test, not {split!r}")
-    data = _two_splits(made)
     if data is None:
         if split:
-            raise UserError("--split is for data with two splits: ((inputs, targets), (inputs, targets)) or a DataSet")
+            raise UserError("--split is for data with two splits: ((inputs, targets), (inputs, targets)), two Datasets")
         return made
     one: Literal["train", "test"] = "test" if split == "test" else "train"
     if not split:
         count = f"{len(data.train)} training examples"
         say(f"--data has training and test data: measuring on the {count}; --split test for the others")
-    if not isinstance(made, DataSet):  # a pair of arrays, with the precision that it has
-        inputs, targets = (torch.as_tensor(part) for part in made[one == "test"])
-        return [(prepare(inputs, data) if inputs.dtype == torch.uint8 else inputs, targets)]
-    return [(prepare(inputs, data), targets) for inputs, targets in data.batches(one, 1000)]
+    exact = [(x, x.dtype if x.is_floating_point() else torch.float32, y) for x, y in data.batches(one, 1000)]
+    return [(prepare(inputs, data, dtype), targets) for inputs, dtype, targets in exact]
 
 
-def _two_splits(made: Any) -> DataSet | None:
+def _data_set(made: Any) -> DataSet | None:
     """The data set, if the function has returned one as `steppe compare` expects it; None for batches."""
-    pairs = (
-        isinstance(made, (tuple, list))
-        and len(made) == 2
-        and all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in made)
-        and not any(isinstance(part, (tuple, list, dict)) for pair in made for part in pair)
-    )
     if isinstance(made, DataSet):
         return made
-    if not pairs:
+    try:
+        found = two_splits(made)
+    except Exception as error:  # of any kind, from the user's Dataset
+        raise UserError(f"--data: {describe(error)}") from None
+    if found is None:
         return None
-    numbers = torch.as_tensor(made[0][1]).is_floating_point()
-    return as_data_set(made, "--data", task="regression" if numbers else "classification")
+    targets = found[0][1]
+    task = "regression" if targets.is_floating_point() else "language" if targets.dim() > 1 else "classification"
+    train, test = (Examples(x, y if y.is_floating_point() else y.long()) for x, y in found)
+    return replace(as_data_set(found, "--data", task=task), train=train, test=test)  # with the precision that they have
 
 
-def _shape_and_classes(build: Callable[..., Any], made: Any) -> tuple[Any, ...]:
+def _shape_and_classes(build: Callable[..., Any], data: DataSet | None) -> tuple[Any, ...]:
     """The arguments of the model's function, as in `steppe compare`: none, or the input's shape and the classes."""
     try:
         inspect.signature(build).bind()
     except TypeError:
-        data = _two_splits(made)
         return () if data is None else (data.input_shape, data.classes)
     except ValueError:  # a function of C has no signature
         pass
@@ -115,7 +114,9 @@ def load_weights(model: nn.Module, path: Path) -> None:
     if not path.exists():
         raise UserError(f"there is no checkpoint {path}")
     try:
-        state: Any = torch.load(path, map_location="cpu", weights_only=True)
+        state: Any = _read_weights(path)
+    except UserError:
+        raise
     except Exception:
         raise UserError(f"{path} cannot be read as a checkpoint of tensors: save model.state_dict()") from None
     for key in ("model", "state_dict", "model_state_dict"):
@@ -130,3 +131,9 @@ def load_weights(model: nn.Module, path: Path) -> None:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise UserError(f"{path} does not fit the model: {str(error).splitlines()[-1].strip()}") from None
+
+
+def _read_weights(path: Path) -> Any:
+    if path.suffix == ".safetensors":  # as `steppe compare --keep-weights` writes them
+        return require("safetensors.torch", "safetensors", str(path)).load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
