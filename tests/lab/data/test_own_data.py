@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from sklearn.datasets import load_iris
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
-from steppe.lab.data import prepare
+from steppe.lab.data import load, prepare
 from steppe.lab.data.own_data import as_data_set
 from steppe.support.errors import UserError
+from steppe.support.own_objects import keep
 
 X, Y = (torch.as_tensor(array) for array in load_iris(return_X_y=True))
 X = X.float()
@@ -30,6 +33,14 @@ class Pairs(Dataset):
         if i >= len(self):
             raise IndexError
         return {"features": self.x[i], "label": self.y[i]} if self.named else (self.x[i], int(self.y[i]))
+
+
+class Stream(IterableDataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(zip(X[self.rows], Y[self.rows], strict=True))
 
 
 class HuggingFace:
@@ -61,6 +72,10 @@ FORMS: dict[str, Any] = {
     "DataLoader": lambda rows: DataLoader(Pairs(rows), batch_size=7),
     "shuffled DataLoader": lambda rows: DataLoader(Pairs(rows), batch_size=7, shuffle=True),
     "DataLoader with its own collate": lambda rows: DataLoader(Pairs(rows), batch_size=7, collate_fn=collated),
+    "DataLoader with a sampler": lambda rows: DataLoader(TensorDataset(X, Y), batch_size=7, sampler=range(150)[rows]),
+    "IterableDataset": lambda rows: Stream(rows),
+    "DataLoader of an IterableDataset": lambda rows: DataLoader(Stream(rows), batch_size=7),
+    "pandas": lambda rows: (pandas.DataFrame(X[rows].numpy()), pandas.Series(Y[rows].numpy())),
     "Hugging Face": HuggingFace,
 }
 
@@ -131,7 +146,38 @@ def test_tokens_are_the_targets_of_those_before_them():
     assert torch.equal(named.train.targets, rows[:, 1:])
 
 
+def test_a_sampler_that_takes_a_part_or_draws_twice_is_followed():
+    """Training and test data would be the same examples otherwise."""
+    for sampler in (RandomSampler(range(150), num_samples=40), RandomSampler(range(150), replacement=True)):
+        loader = DataLoader(TensorDataset(X, Y), batch_size=7, sampler=sampler)
+        read = [as_data_set((loader, loader), "data").train.take(torch.arange(len(sampler)))[0] for _ in range(2)]
+        assert torch.equal(*read) and len(read[0].unique(dim=0)) < len(X.unique(dim=0))
+
+
+def test_random_splits_are_the_same_in_every_process(monkeypatch):
+    """Each process calls the function again, and methods are compared on the same examples."""
+
+    def data():
+        rows = torch.randperm(150).tolist()
+        random.shuffle(rows)
+        rows = np.random.permutation(rows)
+        return (X[rows[:100]], Y[rows[:100]]), (X[rows[100:]], Y[rows[100:]])
+
+    found = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+        found.append(load(keep("data", data)).train.targets)
+        after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+        assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+    assert torch.equal(*found)
+
+
 WRONG = {
+    "targets are not whole numbers, so they are not classes: name the task": ((X, X[:, 0]), (X, X[:, 0])),
+    "these are four: give two pairs": (X, X, Y, Y),
     "no test examples": ((X, Y), (X[:0], Y[:0])),
     "no training examples": ((X[:0], Y[:0]), (X, Y)),
     r"inputs have the shape \(4,\) in training and \(3,\) in the test data": ((X, Y), (X[:, :3], Y)),

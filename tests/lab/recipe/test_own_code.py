@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -125,6 +126,8 @@ def test_classes_objects_and_data_are_what_they_contain():
     x = torch.arange(6.0)
     assert fingerprint(x) == fingerprint(x.clone()) != fingerprint(x.view(2, 3))
     assert fingerprint({"a": np.ones(3)}) == fingerprint({"a": np.ones(3)}) != fingerprint({"a": np.zeros(3)})
+    table = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+    assert fingerprint(table) == fingerprint(table.copy()) != fingerprint(table.replace("x", "z"))
     assert fingerprint((1, "a", None)) == fingerprint((1, "a", None)) != fingerprint((1, "b", None))
     assert fingerprint(steppe.SAM(rho=0.1)) != fingerprint(steppe.SAM(rho=0.2))
 

@@ -14,7 +14,7 @@ from .catalogue import ENTRIES
 from .cifar_variants import LABELS, VARIANTS, cifar10_c, cifar10n
 from .dataset import DataSet, Split
 from .image_folders import read_folder
-from .own_data import as_data_set
+from .own_data import as_data_set, same_random_numbers
 from .text import text_in
 
 
@@ -118,7 +118,8 @@ def _folder(path: Path, size: int = 224) -> DataSet:
 def _users(name: str, task: str) -> DataSet:
     function = user_function("data set", name)
     try:
-        made = function() if callable(function) else function  # a Python program hands over the data itself
+        with same_random_numbers():
+            made = function() if callable(function) else function  # a Python program hands over the data itself
     except UserError:
         raise
     except Exception as error:

@@ -6,13 +6,24 @@ augmentations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 
+from ...engine.host_random import HostRandomState
 from ...support.errors import UserError, describe
 from .dataset import DataSet, Examples, Readable, Split
 
@@ -46,8 +57,29 @@ def _train_and_test(made: Any) -> tuple[Any, Any]:
         return made["train"], made[tests[0]]
     if isinstance(made, (Dataset, DataLoader)) or _is_hugging_face(made):
         raise UserError(f"this is one {type(made).__name__}: give two, (training, test)")
+    if isinstance(made, (tuple, list)) and len(made) == 4:
+        raise UserError("these are four: give two pairs, ((inputs, targets), (inputs, targets)), training first")
     train, test = made
     return train, test
+
+
+def two_splits(made: Any) -> tuple[Any, Any] | None:
+    """Training and test data, each a pair of tensors as they were given; None for one batch, or an iterable of them."""
+    if isinstance(made, Mapping):
+        found = "train" in made and any(key in made for key in _TESTS)
+    else:
+        found = isinstance(made, (tuple, list)) and len(made) == 2 and all(_is_split(part) for part in made)
+    if not found:
+        return None
+    train, test = (tuple(map(_as_tensor, _arrays(part, ""))) for part in _train_and_test(made))
+    return train, test
+
+
+def _is_split(part: Any) -> bool:
+    if isinstance(part, (Dataset, DataLoader)) or _is_hugging_face(part):
+        return True
+    pair = isinstance(part, (tuple, list)) and len(part) == 2
+    return pair and not any(isinstance(one, (tuple, list, Mapping)) for one in part)
 
 
 def _split(part: Any, task: str) -> Split:
@@ -56,9 +88,15 @@ def _split(part: Any, task: str) -> Split:
         return Examples(*_next_tokens(part))  # tokens alone: each is the target of those before it
     inputs, targets = _arrays(part, task)
     if task == "classification":
-        return Split(_tensor(inputs), _tensor(targets).long())
+        return Split(_tensor(inputs), _classes(_tensor(targets)))
     inputs, targets = _tensor(inputs), _tensor(targets)
     return Examples(inputs, targets.long() if task == "language" else targets.float())
+
+
+def _classes(targets: Tensor) -> Tensor:
+    if targets.is_floating_point() and not bool((targets == targets.round()).all()):
+        raise UserError("targets are not whole numbers, so they are not classes: name the task, such as regression")
+    return targets.long()
 
 
 def _arrays(part: Any, task: str) -> tuple[Any, Any]:
@@ -69,6 +107,8 @@ def _arrays(part: Any, task: str) -> tuple[Any, Any]:
         return _of_loader(part)
     if _is_hugging_face(part):
         return _columns(part.with_format("torch")[:], task)
+    if isinstance(part, IterableDataset):
+        return _arrays_of_batch(default_collate(list(part)), task)
     if isinstance(part, Dataset):
         count = len(part)  # pyright: ignore[reportArgumentType]
         return _arrays_of_batch(default_collate([part[i] for i in range(count)]), task)
@@ -80,15 +120,38 @@ def _arrays(part: Any, task: str) -> tuple[Any, Any]:
 
 def _of_loader(loader: DataLoader[Any]) -> tuple[Any, Any]:
     """All examples of a loader: in the order of its dataset, if it can be read so."""
-    if loader.collate_fn is default_collate and hasattr(loader.dataset, "__getitem__"):
+    if loader.collate_fn is default_collate and _reads_all(loader):
         return _arrays(loader.dataset, "")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)  # shuffling must be the same in every process
+    with same_random_numbers():
         batches = [_arrays_of_batch(batch, "") for batch in loader]
     if not batches:
         raise UserError("the loader has no batches")
     inputs, targets = zip(*batches, strict=True)
     return torch.cat(inputs), torch.cat(targets)
+
+
+def _reads_all(loader: DataLoader[Any]) -> bool:
+    """Whether an epoch of the loader is its dataset, in any order: a sampler may choose a part of it."""
+    sampler = loader.sampler
+    if isinstance(loader.dataset, IterableDataset) or not isinstance(sampler, (SequentialSampler, RandomSampler)):
+        return False
+    return len(sampler) == len(loader.dataset) and not getattr(sampler, "replacement", False)  # type: ignore[arg-type]
+
+
+@contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Shuffle and split alike in every process: the user's code in this context draws with a fixed seed."""
+    import numpy
+
+    before = HostRandomState()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        random.seed(0)
+        numpy.random.seed(0)
+        try:
+            yield
+        finally:
+            before.restore()
 
 
 def _arrays_of_batch(batch: Any, task: str) -> tuple[Any, Any]:
@@ -135,8 +198,12 @@ def _is_hugging_face(thing: Any) -> bool:
     return hasattr(thing, "with_format") and hasattr(thing, "column_names")
 
 
+def _as_tensor(array: Any) -> Tensor:
+    return torch.as_tensor(array.to_numpy(copy=True) if hasattr(array, "to_numpy") else array)  # pandas has tables
+
+
 def _tensor(array: Any) -> Tensor:
-    tensor = torch.as_tensor(array)
+    tensor = _as_tensor(array)
     return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 

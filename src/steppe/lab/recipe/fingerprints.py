@@ -51,7 +51,9 @@ def _parts(thing: Any, seen: dict[int, Any]) -> Iterable[bytes]:
         yield from _of_tensor(thing)
     elif hasattr(thing, "tobytes") and hasattr(thing, "shape"):  # numpy
         yield f"{thing.dtype} {thing.shape}".encode()
-        yield thing.tobytes()
+        yield from _of_all(thing.ravel().tolist(), seen) if thing.dtype.hasobject else [thing.tobytes()]
+    elif hasattr(thing, "to_numpy") and hasattr(thing, "shape"):  # a table of pandas
+        yield from _parts(thing.to_numpy(), seen)
     elif isinstance(thing, Mapping):
         yield from _of_all([item for pair in thing.items() for item in pair], seen)
     elif isinstance(thing, (tuple, list, set, frozenset)):
