@@ -30,6 +30,9 @@ X, Y = (torch.tensor(array) for array in load_digits(return_X_y=True))
 DATA = (X[:200].float() / 16, Y[:200]), (X[200:300].float() / 16, Y[200:300])
 
 
+ONE = nn.Linear(64, 10)
+
+
 def make_model(shape, classes):
     return nn.Linear(shape[0], classes)
 
@@ -65,7 +68,7 @@ def test_methods_in_every_form_and_what_comes_back(tmp_path):
     best = result.best()
     assert best.mean.value == result.table.test_accuracy.max() and best.label not in best.tied
     assert set(best.tied) | {best.label} <= set(labels) and best.label in str(best)
-    assert "Nearer" in repr(result)
+    assert repr(result).startswith("Nothing can be said: fewer than 3 seeds") and "Nearer" in repr(result)
 
 
 def test_the_report_is_shown_and_saved(tmp_path):
@@ -144,6 +147,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "could not be made: ZeroDivisionError": {"model": lambda: 1 / 0},
     "gave a int, not a torch.nn.Module": {"model": lambda: 3},
     "gave a int, not a torch.optim.Optimizer": {"base": lambda params: 3},
+    "gave the same module again: make a new one each time": {"model": lambda: ONE},
     "needs at least one method and one seed": {"seeds": 0},
     "on is 'local' or 'ray', not 'mars'": {"on": "mars"},
     "batch 50 is larger than the 1 training examples": {"data": ((X[:1].float(), Y[:1]), (X[:9].float(), Y[:9]))},
@@ -261,6 +265,25 @@ def test_tuning_halves_the_candidates_and_judges_on_held_out_data(tmp_path):
     assert "on held-out training data, 5 candidates" in str(tuned)
     again = tune(tmp_path, radius=(0.01, 1.0), lr=(0.01, 0.5))
     assert again.trials == tuned.trials and len(read_records(tmp_path)) == len(records), "nothing is trained again"
+
+
+def test_ranges_of_a_search(tmp_path):
+    """A list is a range too; a number is not searched; whole numbers stay whole."""
+    tuned = tune(tmp_path, radius=0.03, lr=[0.01, 0.5], trials=2, keep=1, seeds=1)
+    assert [set(t["values"]) for t in tuned.trials] == [{"lr"}] * 2 and "rho=0.03" in tuned.method
+    tuned = tune(tmp_path, ranges={"batch": (20, 40)}, lr=(0.01, 0.5), trials=1, keep=1, seeds=1)
+    assert set(tuned.trials[0]["values"]) == {"sam.rho", "lr", "batch"} and isinstance(tuned.recipe.batch, int)
+    for wrong in ({"radius": "big"}, {"lr": (1, 2, 3)}, {"radius": (0.1, None)}):
+        with pytest.raises(UserError, match="must be a range, such as"):
+            tune(tmp_path, **wrong)
+
+
+def test_rivals_are_of_comparisons_at_equal_cost(tmp_path):
+    """As on the command line."""
+    given = {"momentum": 0.9, "seeds": 1, "rivals": None}
+    labels = [compare(tmp_path, **given, equal_cost=equal).table.index for equal in (False, True)]
+    for rival in ("SGD, Nesterov", "SGD, weight decay 0.0005", "SGD, EMA over 10 %"):
+        assert [rival in one for one in labels] == [False, True]
 
 
 def test_a_search_without_a_range_or_with_two_methods_is_refused(tmp_path):

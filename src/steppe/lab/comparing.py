@@ -46,7 +46,8 @@ def compare(
         methods: names with settings ("sam:rho=0.1"), methods (`steppe.ASAM(rho=1.0)`), or classes.
         base: the base optimizer's name ("sgd", "adamw", "muon+adamw"), or a function of parameters and lr.
         seeds: how many seeds, or which; by default 3.
-        rivals: other forms of the base to beat, such as {"weight_decay": 5e-4}; by default the usual ones.
+        rivals: other forms of the base to beat, such as {"weight_decay": 5e-4}. By default an average of its weights
+            and, with SGD, Nesterov's momentum and weight decay.
         equal_cost: also train the base longer, until it has cost as much as each method.
         task: "classification", "regression", "multi-label" or "language".
         loss: your own, a function of (outputs, targets).
@@ -68,13 +69,13 @@ def compare(
     asked = Asked(data, model, base, task, loss, metric, lower_is_better, settings)
     recipe = asked.recipe()
     wanted = method_texts(methods)
-    first = asked == NOTHING and methods is DEFAULT_METHODS  # nothing is asked for: as `steppe compare` alone
+    first = asked.nothing and methods is DEFAULT_METHODS  # nothing is asked for: as `steppe compare` alone
     count = seeds if seeds is not None else FIRST_SEEDS if first else 3
     chosen = range(count) if isinstance(count, int) else list(count)
     if not wanted or not len(chosen):
         raise UserError("a comparison needs at least one method and one seed")
     bases = [replace(recipe, label_noise=noise) for noise in FIRST_NOISE] if first else [recipe]
-    rival = usual_rivals(recipe) if rivals is None else rivals
+    rival = rivals if rivals is not None else usual_rivals(recipe) if equal_cost else []
     planned = [job for one in bases for job in plan(one, wanted, chosen, equal_cost, rival)]
     where = place_for(out, device, threads, curvature, keep_weights, data_dir)
     where = replace(where, together=runs_at_once(None, [recipe], where.device))
@@ -97,6 +98,12 @@ class Asked:
     lower_is_better: bool
     settings: dict[str, Any]
 
+    @property
+    def nothing(self) -> bool:
+        """Whether everything is left to what is suggested."""
+        given = (self.data, self.model, self.base, self.task, self.loss, self.metric)
+        return not self.settings and all(one is None for one in given)
+
     def recipe(self) -> Recipe:
         """The recipe; functions and data are kept under names."""
         data = None if self.data is None else data_name_of(self.data)
@@ -108,9 +115,6 @@ class Asked:
         if names["metric"] and self.lower_is_better:
             names["metric"] += ":lower"
         return recipe_for({"data": data, "task": self.task, **names, **self.settings})
-
-
-NOTHING = Asked(None, None, None, None, None, None, False, {})
 
 
 def place_for(

@@ -17,7 +17,7 @@ from .comparing import Asked, Trainer, check, place_for, tell_user
 from .comparison_result import Choice, Comparison, choice_among
 from .handing_over import method_texts
 from .preparing import how_many_jobs, runs_at_once
-from .recipe.method_text import make_method
+from .recipe.method_text import make_method, with_settings
 from .recipe.recipe import Recipe
 from .records import Record
 from .runner.comparison import notes, with_method
@@ -56,7 +56,7 @@ class Tuned:
 
 def tune(
     data: Any = None, model: Any = None, method: Any = "sam", base: Any = None, *,
-    radius: tuple[float, float] | None = None, lr: float | tuple[float, float] | None = None,
+    radius: float | tuple[float, float] | None = None, lr: float | tuple[float, float] | None = None,
     ranges: dict[str, tuple[float, float]] | None = None,
     trials: int = 12, seeds: int = 3, keep: int = 3, hold_out: float = 0.2,
     task: str | None = None, loss: Any = None, metric: Any = None, lower_is_better: bool = False,
@@ -69,7 +69,8 @@ def tune(
 
     Args:
         method: one method; its other settings stay as given.
-        radius: from where to where to search the method's radius; by default from a fifth of it to five times.
+        radius: from where to where to search the method's radius; by default from a fifth of it to five times. A
+            number is not searched.
         lr: the learning rate, or from where to where to search it.
         ranges: other fields of the recipe ("weight_decay") or settings of the method ("gsam.alpha") to search.
         trials: how many candidates.
@@ -86,7 +87,9 @@ def tune(
     if len(texts) != 1:
         raise UserError(f"tune takes one method, not {len(texts)}: tune each, then compare them")
     template = with_method(whole, texts[0])
-    space = _space(template, radius, lr if isinstance(lr, tuple) else None, ranges or {})
+    if isinstance(radius, (int, float)):
+        template = replace(template, method=_with_radius(template.method, radius))
+    space = _space(template, radius, None if fixed else lr, ranges or {})
     where = place_for(out, device, threads, False, False, data_dir)
     workers = how_many_jobs(jobs, where.device)
     where = replace(where, together=runs_at_once(None, [template], where.device))
@@ -101,24 +104,37 @@ def tune(
     return Tuned(choice, recipe, finalists, tried)
 
 
+def _ends(name: str, given: Any) -> tuple[Any, Any]:
+    """The two ends of a range."""
+    ends = tuple(given) if isinstance(given, (tuple, list)) else ()
+    if len(ends) != 2 or not all(isinstance(end, (int, float)) for end in ends):
+        raise UserError(f"{name} must be a range, such as (0.01, 0.5), not {given!r}")
+    return ends[0], ends[1]
+
+
+def _with_radius(method: str, radius: float) -> str:
+    made = make_method(method)
+    if not made.radius:
+        raise UserError(f"{made.name} has no radius")
+    return with_settings(method, {made.radius: float(radius)})
+
+
 def _space(template: Recipe, radius: Any, lr: Any, ranges: dict[str, tuple[float, float]]) -> dict[str, Any]:
     """What to search, as `steppe sweep --range` has it."""
     made = make_method(template.method)
-    texts = []
-    if made.radius and (radius is not None or not ranges or lr is None):
-        now = getattr(made, made.radius)
-        if radius is None and isinstance(now, (int, float)) and now > 0:
-            radius = (now / 5, now * 5)
-        if radius is not None:
-            texts.append(f"{made.name.lower()}.{made.radius}={float(radius[0])!r}..{float(radius[1])!r}")
-    elif radius is not None:
+    wanted = {} if lr is None else {"lr": tuple(map(float, _ends("lr", lr)))}
+    wanted |= {name: _ends(f"ranges[{name!r}]", ends) for name, ends in ranges.items()}
+    name = f"{made.name.lower()}.{made.radius}"
+    if radius is not None and not made.radius:
         raise UserError(f"{made.name} has no radius to search")
-    if lr is not None:
-        texts.append(f"lr={float(lr[0])!r}..{float(lr[1])!r}")
-    texts += [f"{name}={low!r}..{high!r}" for name, (low, high) in ranges.items()]
-    if not texts:
+    if made.radius and radius is None and not {name, f"method.{made.radius}"} & set(wanted):
+        now = getattr(made, made.radius)
+        radius = (now / 5, now * 5) if isinstance(now, (int, float)) and now > 0 else None
+    if radius is not None and not isinstance(radius, (int, float)):
+        wanted = {name: tuple(map(float, _ends("radius", radius))), **wanted}
+    if not wanted:
         raise UserError(f"nothing to search: give radius=(0.01, 0.5) or lr=(1e-4, 1e-1) for {template.method}")
-    return read_space([], texts, template)
+    return read_space([], [f"{key}={low!r}..{high!r}" for key, (low, high) in wanted.items()], template)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "vit-tiny": transformer.vit_tiny,
     "gpt-tiny": transformer.gpt_tiny,
 }
+
+
+_made: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of the user's functions that are still there
 
 
 def model_names() -> list[tuple[str, str]]:
@@ -62,6 +66,9 @@ def build(name: str, input_shape: Sequence[int], classes: int, **settings: Any) 
         raise UserError(f"model {name!r} for inputs {shape} could not be made: {describe(error)}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name!r} gave a {type(model).__name__}, not a torch.nn.Module")
+    if model in _made:  # a run would go on from the weights of another
+        raise UserError(f"model {name!r} gave the same module again: make a new one each time it is called")
+    _made.add(model)
     return model
 
 
