@@ -197,3 +197,21 @@ def test_processes_share_a_folder_and_one_is_killed(tmp_path):
     trained = [int(out.partition("trained ")[2].split()[0]) for (out, _), code in ended if code == 0]
     assert sum(trained) == 6
     assert not [path for path in Path(tmp_path / "runs" / ".claims").iterdir() if not path.name.startswith(".")]
+
+
+def test_code_that_was_edited_after_the_runs_were_queued(tmp_path, monkeypatch):
+    """Runs of the old code and of the new one would stand in one table."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "queued", raising=False)
+    net = "from torch import nn\ndef net(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    Path("queued.py").write_text(net)
+    options = "--model queued:net --seeds 1 --epochs 1 --share 0.2 --no-curvature --no-equal-cost"
+    command = ["compare", "sam", *options.split()]
+    assert run(*command, "--on", "queue").exit_code == 0
+    Path("queued.py").write_text(f"{net}# once more\n")
+    worked = run("work", "runs", "--device", "cpu")
+    assert worked.exit_code == 2 and counts(Path("runs")) == {"waiting": 2}, worked.output
+    assert "queued has changed since the runs were queued: run the command with --on queue again" in worked.stderr
+    assert run(*command, "--on", "queue").exit_code == 0 and run("work", "runs", "--device", "cpu").exit_code == 0
+    assert counts(Path("runs")) == {"done": 2}

@@ -19,7 +19,7 @@ from ..recipe.own_code import own_names
 from ..recipe.recipe import Recipe
 from ..records import Record, RecordWarning, new_record, read_record, write_record
 from .claims import STALE, Claim
-from .finished import finished_record
+from .finished import finished_record, same_code
 from .local import Job, News, Place, Tell, news_of, train_jobs
 
 # Fields of a Place that a queue does not hold:
@@ -44,7 +44,7 @@ def queue_up(jobs: Sequence[Job], place: Place) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RecordWarning)
             begun = read_record(path) if path.exists() else None
-        if begun is None or begun["status"] != "running":
+        if begun is None or begun["status"] != "running" or not same_code(begun, job.recipe):
             record = new_record(job.recipe, job.role, job.name)
             record["status"], record["asked"] = "waiting", asked
             write_record(record, place.folder)
@@ -81,6 +81,9 @@ def _train_one(path: Path, folder: Path, device: str, threads: int, tell: Tell, 
         if record is None or record["status"] not in ("waiting", "running"):
             return None  # it has ended between our look and our claim
         recipe = Recipe.of(record["recipe"])
+        if not same_code(record, recipe):  # the runs of before and those of now would be compared
+            edited = ", ".join(record.get("own_code", {}))
+            raise UserError(f"{edited} has changed since the runs were queued: run the command with --on queue again")
 
         def still_ours(news: News) -> None:
             if claim.lost():
