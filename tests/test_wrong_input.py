@@ -37,7 +37,7 @@ def test_a_schedule_is_checked_when_it_speaks():
     [
         (lambda m: SharpnessAware(torch.optim.LBFGS(m.parameters()), SAM()), "LBFGS cannot be the base"),
         (lambda m: SharpnessAware(torch.optim.SGD, SAM()), "build it first"),  # pyright: ignore[reportArgumentType]
-        (lambda m: SharpnessAware(sgd(m), "sam"), "by name: steppe.wrap"),  # pyright: ignore[reportArgumentType]
+        (lambda m: SharpnessAware(sgd(m), "sam"), "use steppe.wrap"),  # pyright: ignore[reportArgumentType]
         (lambda m: SharpnessAware(sgd(m), SAM(), model=m.parameters()), "model must be the module that is trained"),
         (lambda m: SharpnessAware(SharpnessAware(sgd(m), SAM()), SAM()), "SharpnessAware cannot be the base"),
         (lambda m: SharpnessAware(sgd(nn.ParameterList([torch.ones(2, dtype=torch.cfloat)])), SAM()), "complex"),

@@ -87,7 +87,7 @@ class SharpnessAware(Recordable, Optimizer):
         loss_group: Any = None,
         home: Place = "device",
     ):
-        self.base = checks.joined(base)
+        self.base = checks.combine_bases(base)
         checks.check_settings(self.base, method, model, local, hvp, SharpnessAware)
         self.home: Place = checks.check_home(home)
         self.method, self.model, self.local = method, model, local
@@ -105,7 +105,7 @@ class SharpnessAware(Recordable, Optimizer):
     # The base owns parameter groups, state and defaults
 
     param_groups: Any = property(lambda s: s.base.param_groups, lambda s, v: setattr(s.base, "param_groups", v))
-    state: Any = property(lambda s: s._memory.joined(s.base.state), lambda s, v: setattr(s.base, "state", v))
+    state: Any = property(lambda s: s._memory.merged_with(s.base.state), lambda s, v: setattr(s.base, "state", v))
     defaults: Any = property(lambda s: s.base.defaults, lambda s, v: setattr(s.base, "defaults", v))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

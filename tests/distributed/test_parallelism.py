@@ -195,7 +195,7 @@ def test_norm_group_may_be_of_some_parameters_only():
 @pytest.mark.parametrize("original", [True, False])
 def test_fsdp1_is_refused(original):
     model = FullyShardedDataParallel(net(), use_orig_params=original, device_id=torch.device("cpu"))
-    with pytest.raises(TypeError, match="Use FSDP2"):
+    with pytest.raises(TypeError, match="use FSDP2"):
         SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), SAM(), model)
 
 

@@ -86,7 +86,7 @@ REFUSED = [
     (made("AdaHessian", "pytorch_optimizer.optimizer.adahessian"), "does not step on one dense gradient"),
     (made("SophiaH", "pytorch_optimizer.optimizer.sophia"), "does not step on one dense gradient"),
     (made("Mine", "mine", step=needs_closure), "does not step on one dense gradient"),
-    (made("Odd", "mine", state_dict=lambda self: {"fast": {}, "slow": {}}), "no state or no param_groups"),
+    (made("Odd", "mine", state_dict=lambda self: {"fast": {}, "slow": {}}), "the keys state and param_groups"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Several base optimizers as one: Muon for the matrices and AdamW for the rest, say."""
+"""Several base optimizers as one, for example Muon for the matrices and AdamW for the rest."""
 
 # pyright: reportIncompatibleVariableOverride=false
 
@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 
 class Together(Optimizer):
-    """Steps several optimizers, each on its own parameters. Their parameter groups follow each other in one list.
+    """Several optimizers, each with its own parameters, as one optimizer. Its parameter groups are those of all.
 
-    The groups are the optimizers' own dictionaries: a scheduler that changes them changes them there.
+    The groups are the optimizers' own dictionaries, so that a scheduler changes the optimizers' learning rates.
 
     >>> weight, bias = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     >>> both = Together([torch.optim.SGD([weight], lr=0.1), torch.optim.Adam([bias], lr=1e-3)])
@@ -30,7 +30,7 @@ class Together(Optimizer):
                 raise ValueError("a parameter belongs to two of the base optimizers: each must have its own")
             seen.add(id(p))
         self.bases = list(bases)
-        Optimizer.__setstate__(self, {})  # makes the hook registries; there is no super().__init__ to call
+        Optimizer.__setstate__(self, {})  # makes the hook registries; super().__init__ would make parameter groups
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -59,12 +59,12 @@ class Together(Optimizer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The settings that any of the optimizers has."""
+        """The default settings of all optimizers, merged."""
         return {key: value for base in self.bases for key, value in base.defaults.items()}
 
     @defaults.setter
     def defaults(self, _: dict[str, Any]) -> None:
-        """Each optimizer keeps its own."""
+        """Ignored: each optimizer keeps its own defaults."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -72,7 +72,7 @@ class Together(Optimizer):
         for base in self.bases:
             base.step()
 
-    # torch wraps a step to run hooks. The optimizers' own are wrapped: hooks for all optimizers must not run twice.
+    # torch wraps every step to run the global hooks. They already run around each optimizer's step.
     step.hooked = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -81,13 +81,13 @@ class Together(Optimizer):
             base.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: it is not known whose group it is."""
+        """Raise: it is unclear which optimizer the group is for."""
         raise RuntimeError("there are several base optimizers: add the group to one of them, opt.base.bases[i]")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of all optimizers; each converts its own, as it does alone."""
+        """Load the state of all optimizers. Each loads its own part."""
         if [len(g["params"]) for g in state_dict["param_groups"]] != [len(g["params"]) for g in self.param_groups]:
-            raise ValueError("the checkpoint's parameter groups are not those of these base optimizers")
+            raise ValueError("the checkpoint's parameter groups do not match those of the base optimizers")
         start = 0
         for base in self.bases:
             groups = state_dict["param_groups"][start : start + len(base.param_groups)]

@@ -1,4 +1,4 @@
-"""What the optimizer refuses, and the error messages."""
+"""Checks of what the optimizer is given, with error messages that say what to do instead."""
 
 from __future__ import annotations
 
@@ -23,10 +23,15 @@ from .shards import sharded
 
 # Optimizers of other libraries that need more than a gradient: second derivatives, or a loss to evaluate themselves.
 _NOT_ONE_GRADIENT = frozenset({"AdaHessian", "Adahessian", "SophiaH", "AliG", "BSAM", "bSAM"})
+_DEEPSPEED = "a DeepSpeed engine does not expose the gradients: shard with FSDP2 (fully_shard) instead"
+_FSDP1 = (
+    "FullyShardedDataParallel (FSDP1) is not supported, because its shards do not show which part of a weight "
+    "they hold: use FSDP2, torch.distributed.fsdp.fully_shard"
+)
 
 
-def joined(base: Any) -> Any:
-    """Several base optimizers as one. Anything else is returned as it is, and checked later."""
+def combine_bases(base: Any) -> Any:
+    """Several base optimizers as one. Anything else is returned unchanged, and checked later."""
     bases = list(cast("Iterable[Any]", base)) if isinstance(base, (list, tuple)) else []
     if not bases or not all(isinstance(one, Optimizer) for one in bases):
         return cast("Any", base)
@@ -36,7 +41,7 @@ def joined(base: Any) -> Any:
 
 
 def check_settings(base: Any, method: Any, model: Any, local: bool, hvp: str, own: type) -> None:
-    """The arguments of `SharpnessAware`, whose class is `own`."""
+    """Check the arguments of `SharpnessAware`, whose class is `own`."""
     if not isinstance(base, Optimizer):
         raise TypeError(f"base must be a torch.optim.Optimizer, not {base!r}; build it first, then wrap it")
     if not base.param_groups:  # what Lightning makes where configure_optimizers returns None
@@ -45,18 +50,18 @@ def check_settings(base: Any, method: Any, model: Any, local: bool, hvp: str, ow
         raise TypeError(f"{type(base).__name__} cannot be the base: it does not step on one dense gradient")
     _refuse_base(base)
     if not isinstance(method, Method):
-        raise TypeError(f"method must be a method such as SAM(), not {method!r}; by name: steppe.wrap")
+        raise TypeError(f"method must be a method such as SAM(), not {method!r}; to give a name use steppe.wrap")
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model must be the module that is trained, not {model!r}{_stage_hint(model)}")
     check_model(model)
     if local and replicated(model) is None:
-        raise ValueError("local=True needs model=, wrapped in DistributedDataParallel (FSDP2 cannot look locally)")
+        raise ValueError("local=True needs model=, wrapped in DistributedDataParallel (it is not possible with FSDP2)")
     if hvp not in ("forward", "central", "exact"):
         raise ValueError(f'hvp must be "forward", "central" or "exact", not {hvp!r}')
 
 
 def check_home(home: Any) -> Place:
-    """Where the weights are kept while a look is somewhere else."""
+    """Check the setting `home`."""
     if home not in PLACES:
         raise ValueError(f'home must be "device" or "cpu", not {home!r}')
     return home
@@ -70,7 +75,7 @@ def _stage_hint(model: Any) -> str:
 
 
 def refuse_pipeline_without_group(params: list[Tensor], norm_group: Any) -> None:
-    """A stage of a pipeline holds a part of the model: the norms of its vectors are not those of the whole."""
+    """Raise for a pipeline stage without `norm_group`: norms would be those of the stage, not of the whole model."""
     if norm_group is None and in_a_pipeline(params):
         raise RuntimeError(
             "the parameters are a pipeline stage's, and norms would be those of the stage alone: give SharpnessAware "
@@ -79,77 +84,84 @@ def refuse_pipeline_without_group(params: list[Tensor], norm_group: Any) -> None
 
 
 def refuse_pieces_for_ddp(params: list[Tensor]) -> None:
-    """torch turns a tensor-parallel model's DTensors into local tensors for DDP: norms would be those of a piece."""
-    if any(hasattr(p, "_st_info") for p in params):  # the mark that torch leaves on them
+    """Raise for shards that torch has made local tensors for DDP: norms would be those of the shards."""
+    if any(hasattr(p, "_st_info") for p in params):  # an attribute that torch sets on them
         raise RuntimeError(
-            "the parameters are local pieces of a tensor-parallel model that was prepared for DDP, and norms would be "
-            "those of the pieces: replicate it with fully_shard on a mesh of two dimensions (HSDP) instead"
+            "the parameters are local shards of a tensor-parallel model that was prepared for DDP, and norms would be "
+            "those of the shards: replicate it with fully_shard on a mesh of two dimensions (HSDP) instead"
         )
 
 
 def _refuse_base(base: Optimizer) -> None:
-    """Bases that do not step on the one gradient in p.grad."""
-    name, library = type(base).__name__, type(base).__module__.split(".")[0]
-    if library == "opacus":
+    """Raise for bases that do more than step along the gradient in p.grad."""
+    name, libraries = type(base).__name__, _libraries(base)
+    if "opacus" in libraries:
         raise TypeError(
-            "Opacus takes gradients from grad_sample, to which every look would add, and accounts for one of them: "
-            "train privately with the plain optimizer"
+            "Opacus takes gradients from grad_sample, where those of all looks would add up, and accounts for one "
+            "gradient per step: train privately with the plain optimizer"
         )
-    if library == "deepspeed":
-        raise TypeError("a DeepSpeed engine keeps gradients to itself: shard with FSDP2 (fully_shard) instead")
-    closure = inspect.signature(base.step).parameters.get("closure")
-    needs_closure = closure is not None and closure.default is inspect.Parameter.empty
+    if "deepspeed" in libraries:
+        raise TypeError(_DEEPSPEED)
+    arguments = list(inspect.signature(type(base).step).parameters.values())[1:]  # schedulers replace base.step
+    required = [a for a in arguments if a.default is a.empty and a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD)]
+    known = any(cls.__name__ in _NOT_ONE_GRADIENT for cls in type(base).__mro__)
     if not {"state", "param_groups"} <= base.state_dict().keys():
-        raise TypeError(f"{name} cannot be the base: its state_dict has no state or no param_groups to save ours in")
-    if needs_closure or name in _NOT_ONE_GRADIENT or isinstance(base, (LBFGS, SparseAdam)):
+        raise TypeError(f"{name} cannot be the base: its state_dict must have the keys state and param_groups")
+    if required or known or isinstance(base, (LBFGS, SparseAdam)):
         raise TypeError(f"{name} cannot be the base: it does not step on one dense gradient")
 
 
+def _libraries(instance: object) -> set[str]:
+    """The top-level packages of an object's class and of its base classes."""
+    return {cls.__module__.split(".")[0] for cls in type(instance).__mro__}
+
+
 def check_model(model: nn.Module | None) -> None:
-    """The model, as it is trained."""
+    """Raise for models that are wrapped in a way that is not supported."""
     if model is None:
         return
-    if type(model).__module__.split(".")[0] == "deepspeed":
-        raise TypeError("a DeepSpeed engine keeps gradients to itself: shard with FSDP2 (fully_shard) instead")
+    if any(type(m).__name__.endswith("Engine") and "deepspeed" in _libraries(m) for m in model.modules()):
+        raise TypeError(_DEEPSPEED)
     if sharded_by_fsdp1(model):
-        raise TypeError(
-            "FullyShardedDataParallel (FSDP1) is not supported: its shards do not say what part of a weight they are. "
-            "Use FSDP2: torch.distributed.fsdp.fully_shard"
-        )
+        raise TypeError(_FSDP1)
 
 
 def refuse_copy(model: nn.Module | None) -> None:
-    """torch copies no model that FSDP2 shards; an optimizer of a copy of the parameters would train nothing."""
+    """Raise for a model that FSDP2 shards: torch cannot copy it, and a copied optimizer would train nothing."""
     if model is not None and any(fully_sharded(module) for module in model.modules()):
         raise TypeError(
-            "a model that FSDP2 shards cannot be copied, nor can its optimizer: copy the state_dict() of both and load "
-            "it into new ones"
+            "a model that FSDP2 shards cannot be copied, and neither can its optimizer: copy the state_dict() of both, "
+            "and load it into new ones"
         )
 
 
 def check_group(group: dict[str, Any]) -> None:
-    """A parameter group."""
+    """Check a parameter group."""
     rho = group.get("rho", 0.0)
     if not isinstance(rho, (int, float)) or not (math.isfinite(rho) and rho >= 0):
         raise ValueError(f"a parameter group's rho must be a finite number, not negative, got {rho!r}")
     if group.get("maximize"):
-        raise ValueError("a method's looks ascend the loss, so maximize=True would seek sharp places: minimise -loss")
+        raise ValueError("maximize=True is not supported, because perturbations ascend the loss: minimise -loss")
     if any(p.is_complex() for p in group["params"]):
-        raise TypeError("complex parameters are not supported; keep torch.view_as_real(p) as the parameter")
+        raise TypeError("complex parameters are not supported: use torch.view_as_real(p) as the parameter")
+    if any(hasattr(p, "ds_id") or hasattr(p, "_hp_mapping") for p in group["params"]):  # attributes that ZeRO sets
+        raise TypeError(_DEEPSPEED)
+    if any(hasattr(p, "_fsdp_flattened") for p in group["params"]):  # an attribute that FSDP1 sets
+        raise TypeError(_FSDP1)
     if any(is_traceable_wrapper_subclass(p) and not sharded(p) for p in group["params"]):
         raise TypeError("quantised parameters are not supported: a small perturbation would be rounded away")
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in group["params"]):
         warnings.warn(
-            "half-precision parameters round most of a small perturbation away; keep them in float32 and use "
-            "torch.autocast (or FSDP2's MixedPrecisionPolicy), or take a much larger rho",
+            "most of a small perturbation of half-precision parameters is rounded away: keep the parameters in float32 "
+            "and use torch.autocast (or FSDP2's MixedPrecisionPolicy), or a much larger rho",
             stacklevel=3,
         )
 
 
 def check_lr(method: Method, groups: list[dict[str, Any]], lr_set: Any) -> None:
-    """The groups' learning rates, for a method that sets them; `lr_set` is what it has set last, if it has."""
-    foreign = lr_set is not None and any(group["lr"] is not lr_set for group in groups)
-    if foreign or any("initial_lr" in group for group in groups):  # the mark a scheduler leaves
+    """Check the groups' learning rates for a method that sets them. `lr_set` is the last one that it has set."""
+    changed = lr_set is not None and any(group["lr"] is not lr_set for group in groups)
+    if changed or any("initial_lr" in group for group in groups):  # a key that schedulers add
         raise RuntimeError(f"{method.name} sets the learning rate itself: remove the scheduler")
     if lr_set is None and any(group.get("momentum") for group in groups):
         warnings.warn(
@@ -159,12 +171,12 @@ def check_lr(method: Method, groups: list[dict[str, Any]], lr_set: Any) -> None:
         )
     if len({group["lr"] for group in groups if not isinstance(group["lr"], Tensor)}) > 1:
         raise RuntimeError(
-            f"{method.name} sets one learning rate for all weights: give all groups the same to start with"
+            f"{method.name} sets one learning rate for all weights: start with the same learning rate in all groups"
         )
 
 
 def mark_used(params: list[Tensor]) -> None:
-    """Remember that a step has used these gradients, as they are now."""
+    """Mark these gradients, in their current version, as used by a step."""
     for p in params:
         grad = p.grad
         if grad is not None:
@@ -172,7 +184,7 @@ def mark_used(params: list[Tensor]) -> None:
 
 
 def drop_used(params: list[Tensor]) -> None:
-    """Drop the last step's direction from parameters that are frozen now: the base would step along it again."""
+    """Drop the last step's direction from parameters that are frozen now. The base would step along it again."""
     for p in params:
         grad = p.grad
         if grad is not None and not p.requires_grad and getattr(grad, "used_at_version", None) == grad._version:
@@ -180,12 +192,11 @@ def drop_used(params: list[Tensor]) -> None:
 
 
 def refuse_leftover_gradients(params: list[Tensor]) -> None:
-    """Gradients of an unfinished accumulation would be lost silently. (Those that a step has used may go.)"""
+    """Raise for gradients that no step has used: those of an unfinished accumulation would be lost silently."""
     fresh = [g for p in params if (g := p.grad) is not None and getattr(g, "used_at_version", None) != g._version]
     if any(local_part(g).any() for g in fresh):
         raise RuntimeError(
-            "parameters hold gradients that no step has used, and looking around would drop them. To "
-            "accumulate, loop over the micro-batches inside the closure or the passes() body, or give a "
-            "list of closures; if the gradient at w is there already, use gradient(closure, "
-            "first_done=True); otherwise call zero_grad() first"
+            "parameters hold gradients that no step has used, and the looks would drop them. To accumulate, loop over "
+            "the micro-batches inside the closure or the body of passes(), or pass a list of closures; if they are the "
+            "gradient at w, use gradient(closure, first_done=True); otherwise call zero_grad() first"
         )

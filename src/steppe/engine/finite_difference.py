@@ -1,4 +1,4 @@
-"""Hessian-vector products from differences of gradients, and the rule for the length of the difference.
+"""Hessian-vector products by finite differences of gradients, and the rule for the step of the difference.
 
 H v ≈ (g(w + h v̂) − g(w)) ‖v‖/h          one more look       ("forward")
 H v ≈ (g(w + h v̂) − g(w − h v̂)) ‖v‖/2h   two more looks      ("central")
@@ -19,9 +19,9 @@ The figures in brackets are those of a trained convolutional net with batch norm
 The precision is detected: from the parameters, TF32's switches, FSDP2's policy, and from autocast if the optimizer was
 given the model. With ``model=None``, autocast inside the closure is not detected.
 
-At kinks (ReLU, max-pool) a difference is another quantity, not a noisy estimate: it measures the kinks between the two
-points, while the Hessian is zero almost everywhere along them. Both are legitimate measures of curvature; they do not
-agree.
+For models with kinks (ReLU, max-pool) a difference is another quantity, not a noisy estimate: it includes the jumps of
+the gradient between the two points, which the Hessian, defined almost everywhere, does not contain. Both are legitimate
+measures of curvature; they do not agree.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ STEP = {
 def by_difference(
     asks: Looks, w_norm: Tensor, precision: Callable[[], str], central: bool = False
 ) -> Generator[Any, Seen, Vector]:
-    """A method's looks, with every Hessian-vector product replaced by the looks it takes.
+    """A method's looks, with every Hessian-vector product replaced by one or two looks.
 
-    The precision is asked for only when a product is wanted: it is known after the first look.
+    `precision` is called only when the method asks for a product: the precision is known after the first look.
     """
-    ask = [next(asks)]  # in a list that is emptied, so that nothing here holds a vector during the look
+    ask = [next(asks)]  # a list that is emptied before the look, so that no reference keeps a vector alive
     try:
         while True:
             if isinstance(ask[-1], HVP):

@@ -1,4 +1,4 @@
-"""The precision in which a model computes its gradients. The step of a finite difference depends on it."""
+"""The precision in which a model computes its gradients, on which the step of a finite difference depends."""
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 
@@ -15,7 +15,7 @@ from .replicas import fully_sharded
 
 
 class Precision:
-    """Finds the precision while a look runs, because autocast may be entered anywhere in it."""
+    """Detects the precision. It watches a look while it runs, because autocast may be entered anywhere in it."""
 
     def __init__(self, model: nn.Module | None, modules: Sequence[nn.Module], params: Sequence[Tensor]):
         self._model, self._modules, self._params = model, modules, params
@@ -23,7 +23,7 @@ class Precision:
 
     @contextlib.contextmanager
     def noting(self) -> Generator[None, None, None]:
-        """Around a look: note whether autocast is on."""
+        """The context of a look: note whether autocast is on anywhere in it."""
         self._autocast = self._autocast_now()
         if self._model is None:
             yield
@@ -32,7 +32,7 @@ class Precision:
         def note(*_: object) -> None:
             self._autocast = self._autocast_now() or self._autocast
 
-        # Hooks on submodules too, for a forward that enters autocast itself. Not if compiled: it would recompile.
+        # Hooks on submodules too, for a forward that enters autocast itself; not if compiled, which would recompile.
         watched = [self._model]
         if not any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in self._modules):
             watched += [m for m in self._modules if m._parameters]
@@ -48,7 +48,7 @@ class Precision:
         return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 
     def name(self) -> str:
-        """The coarsest precision that gradients are computed in, by the name of a dtype (TF32 counts as float16)."""
+        """The name of the coarsest dtype that gradients are computed in. TF32 counts as float16."""
         dtypes = {p.dtype for p in self._params} | {self._autocast} - {None}
         policies = [getattr(m._get_fsdp_state(), "_mp_policy", None) for m in self._modules if fully_sharded(m)]
         dtypes |= {getattr(policy, "param_dtype", None) for policy in policies} - {None}

@@ -1,8 +1,8 @@
 """Random vectors that are the same on every rank and after every resume.
 
-A draw depends only on the seed, the step and how many draws the step has made, so there is no generator state to save.
-A shard is cut out of the whole tensor's draw, so sharding changes no number. Ranks that hold other parameters of the
-model (`norm_group`) draw numbers of their own.
+A draw depends only on the seed, the step and the number of earlier draws in the step, so there is no generator state to
+save. A shard is cut out of the draw for the whole tensor, so that sharding changes no number. Ranks that hold other
+parameters of the model (`norm_group`) draw different numbers.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch import Tensor
 from ..vector import Space, Vector, unit
 from .shards import local, piece_number, shard_of
 
-Source = tuple[torch.device, int]  # where numbers are drawn, and for which of the pieces in `norm_group`
-Generators = dict[Source, torch.Generator]  # seeded again in every step
+Source = tuple[torch.device, int]  # the device to draw on, and which piece of the model it is in `norm_group`
+Generators = dict[Source, torch.Generator]  # reseeded in every step
 
 
 def seed_of(seed: int, step: int, place: int = 0, piece: int = 0) -> int:
-    """What a step's generator is seeded with.
+    """The seed of a generator in a step.
 
-    Devices of one kind produce the same numbers from one seed: each has a place of its own. So has each piece of a
-    model that is spread over the ranks of `norm_group`.
+    Devices of the same kind produce the same numbers from the same seed, so each device of a process has its own
+    `place`. In the same way each piece of a model that is spread over the ranks of `norm_group` has its own `piece`.
     """
     own = place * 0xBF58476D1CE4E5B9 + piece * 0x94D049BB133111EB
     return (seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03 + 1 + own) % 2**63
 
 
 class Draws:
-    """Random vectors of one step. Entries of weights that looks must not move are zero."""
+    """Draws the random vectors of one step. Entries of weights that looks may not move are zero."""
 
     def __init__(self, space: Space, seed: int, step: int, generators: Generators | None = None):
         self._space = space

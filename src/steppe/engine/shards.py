@@ -1,7 +1,7 @@
-"""What this process holds of a tensor that is split over several, and sums over those that hold the rest.
+"""Sharded tensors (DTensor): the local shard, and sums over the processes that hold the other shards.
 
-Importing DTensor takes longer than the rest of steppe together. A program that has one has imported it already, so
-nothing here does: `sharded` looks whether it is there.
+Importing DTensor takes longer than importing the rest of steppe. A program that has a DTensor has imported it already,
+so `sharded` only looks for it in `sys.modules`.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
@@ -23,18 +23,18 @@ NormGroup = Any  # a process group, or a function from a parameter to one or Non
 
 
 def sharded(tensor: object) -> TypeGuard[DTensor]:
-    """Whether a tensor is a DTensor: split over processes, or replicated on them."""
+    """Whether a tensor is a DTensor: sharded over processes, or replicated on them."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor: its shard when it is a DTensor, itself otherwise."""
+    """The local shard of a DTensor; any other tensor itself."""
     return tensor._local_tensor if sharded(tensor) else tensor
 
 
 def wrap_like(tensor: Tensor, param: Tensor) -> Tensor:
-    """A local tensor as the same kind of tensor as a parameter: a shard becomes a DTensor."""
+    """A local tensor with the type of a parameter: the shard of a DTensor becomes a DTensor."""
     if not sharded(param):
         return tensor
     from torch.distributed.tensor import DTensor
@@ -44,14 +44,14 @@ def wrap_like(tensor: Tensor, param: Tensor) -> Tensor:
 
 
 def reduced_like(grad: Tensor, param: Tensor) -> Tensor:
-    """A gradient distributed as its parameter is: tensor parallelism leaves some as partial sums (SequenceParallel)."""
+    """A gradient with the placements of its parameter. Tensor parallelism (SequenceParallel) leaves partial sums."""
     if not sharded(grad) or not sharded(param) or grad.placements == param.placements:
         return grad
     return grad.redistribute(param.device_mesh, param.placements)
 
 
 def shard_of(whole: Tensor, param: Tensor) -> Tensor:
-    """The part of a whole tensor that this process holds of a parameter of the same shape."""
+    """The local shard of a whole tensor that has the shape of a parameter."""
     if not sharded(param):
         return whole
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # private: only if needed
@@ -61,13 +61,13 @@ def shard_of(whole: Tensor, param: Tensor) -> Tensor:
 
 
 def other_holders(param: Tensor, norm_group: NormGroup | None) -> Groups:
-    """The process group whose ranks hold other parameters in a parameter's place, if there is one."""
+    """The process group whose ranks hold other parameters of the model in a parameter's place, if there is one."""
     group = norm_group(param) if callable(norm_group) else norm_group
     return () if group is None else (group,)
 
 
 def shard_groups(param: Tensor, norm_group: NormGroup | None = None) -> Groups:
-    """The process groups whose ranks hold other pieces of a parameter, or (`norm_group`) of the model."""
+    """The process groups whose ranks hold the other shards of a parameter, or (`norm_group`) other parameters."""
     groups = other_holders(param, norm_group)
     if not sharded(param):
         return groups
@@ -76,18 +76,18 @@ def shard_groups(param: Tensor, norm_group: NormGroup | None = None) -> Groups:
 
 
 def piece_number(param: Tensor, norm_group: NormGroup | None) -> int:
-    """Which piece of the model this is among those that the ranks of `norm_group` hold; 0 if all hold the same."""
+    """The number of this rank's piece of the model in `norm_group`, from 1; 0 if there is no such group."""
     return sum(1 + torch.distributed.get_rank(group) for group in other_holders(param, norm_group))
 
 
 def sum_over_shards(parts: Sequence[Tensor], groups: Sequence[Groups]) -> Tensor:
-    """Sum of one number per parameter, over all ranks that hold pieces of it."""
-    left: dict[Groups, list[Tensor]] = {}  # by the groups that are still to be summed over
+    """Sum of one number per parameter, over all ranks that hold shards of it."""
+    left: dict[Groups, list[Tensor]] = {}  # numbers by the groups over which they must still be summed
     for part, holders in zip(parts, groups, strict=True):
         left.setdefault(holders, []).append(part)
     while True:
-        # Longest first: what is left for `norm_group`, the last, is summed over it once. Its ranks hold other
-        # parameters, perhaps sharded in other ways, and must all take part equally often.
+        # Longest first: so there is one sum over `norm_group`, the last group. Its ranks hold other parameters,
+        # perhaps sharded in other ways, and all of them must call all_reduce equally often.
         holders = max(left, key=len)
         total = torch.stack(left.pop(holders)).sum()
         if not holders:

@@ -1,1 +1,1 @@
-"""Whole steps, and functions of tensors, recorded as CUDA graphs and replayed."""
+"""Records whole steps, and functions of tensors, as CUDA graphs, and replays them."""

@@ -1,4 +1,4 @@
-"""Side streams of a recording: looks that do not depend on each other become parallel branches of one CUDA graph."""
+"""Side streams of a recording: independent looks become parallel branches of one CUDA graph."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-MOST = 3  # side streams; further looks take turns on them
+MOST = 3  # side streams; further looks share them
 
 
 class Branches:
-    """The first look stays on the recording's own stream; each of the others forks off and joins it again.
+    """Records the first look on the recording's own stream and the others on side streams, which fork and join.
 
-    Made once for all recordings of a step: each stream has a cuBLAS workspace of its own.
+    It is made once for all recordings of a step, because each stream has its own cuBLAS workspace.
     """
 
     def __init__(self, device: torch.device):
@@ -27,7 +27,7 @@ class Branches:
         self.forks = 0  # how often looks were recorded side by side
 
     def fork(self, count: int) -> None:
-        """Looks begin after what the recording's stream has so far."""
+        """Start branches, which run after everything on the recording's stream so far."""
         while len(self._streams) < min(count - 1, MOST):
             self._streams.append(torch.cuda.Stream(self._device))
         self._start = torch.cuda.current_stream(self._device).record_event()
@@ -36,20 +36,20 @@ class Branches:
 
     @contextlib.contextmanager
     def branch(self, number: int) -> Generator[None, None, None]:
-        """Kernels of the first look go to the recording's stream, those of another to one of the side streams."""
+        """A context that records on the recording's stream for the first look, and on a side stream for the others."""
         if number == 0:
             yield
             return
-        at = (number - 1) % len(self._streams)
-        stream = self._streams[at]
-        if at not in self._used:
+        index = (number - 1) % len(self._streams)
+        stream = self._streams[index]
+        if index not in self._used:
             stream.wait_event(self._start)
-            self._used.add(at)
+            self._used.add(index)
         with torch.cuda.stream(stream):
             yield
 
     def join(self) -> None:
-        """The recording's stream goes on after all of them."""
+        """Let the recording's stream wait for all branches."""
         main = torch.cuda.current_stream(self._device)
-        for at in sorted(self._used):
-            main.wait_stream(self._streams[at])
+        for index in sorted(self._used):
+            main.wait_stream(self._streams[index])

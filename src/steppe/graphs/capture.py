@@ -1,10 +1,10 @@
-"""A whole step, with all its looks, recorded once as a CUDA graph and replayed.
+"""Records a whole step, with all its looks, once as a CUDA graph, and replays it.
 
 A step on a small model is mostly Python and kernel launches: the device waits for the host. A recorded step is one
 launch. The first steps run eagerly as a warm-up; then the step is recorded, once for every phase of the method
-(`Every` has two), and from there on replayed. Nothing else changes: the learning rate and scheduled radii may change
-from step to step, BatchNorm's statistics are updated once a step, dropout masks are the same in all looks of a step and
-new in the next; schedulers, checkpoints, `opt.steps` and `opt.metrics` work as in eager steps.
+(`Every` has two), and from then on replayed. Nothing else changes: the learning rate and scheduled radii may change
+from step to step, BatchNorm's statistics are updated once per step, dropout masks are the same in all looks of a step
+and new in the next; schedulers, checkpoints, `opt.steps` and `opt.metrics` work as in eager steps.
 
 A step that cannot be recorded runs eagerly, and `Captured.how` says why. On a CPU all steps do: the same code runs
 everywhere.
@@ -30,7 +30,7 @@ from .fixed_scale import FixedScale
 from .recorder import LiveNumbers, RecordedStep, make_recordable, obstacle
 from .replayed import no_garbage_collection
 
-WARM_UP = 2  # steps of a kind that run eagerly before one is recorded
+WARM_UP = 2  # eager steps of each kind before a step of that kind is recorded
 
 Batch = Tensor | Sequence[Tensor]
 
@@ -51,17 +51,18 @@ def capture(
         opt: the optimizer, on CUDA parameters; on any other device the steps run eagerly.
         scaler: for fp16. The looks are replayed; unscaling, the step and the scaler's update run eagerly, because the
             host decides whether to skip the step. With a `FixedScale` there is nothing to decide: all is replayed.
-        between: what to do between the looks and the base's step, for example clip the gradients. It is recorded
-            too (not with a `GradScaler`).
-        side_by_side: looks that do not depend on each other (of SAMPa, MARWP, GAM; of TraceSAM and UniversalSAM if
-            n > 1) become parallel branches of the graph, with the same bits. Only if the optimizer knows the model, it
-            is not too large, and there is no scaler. Set it to False if `loss` itself writes to tensors that it shares
+        between: a function to call between the looks and the base's step, for example to clip the gradients. It is
+            recorded too (not with a `GradScaler`).
+        side_by_side: record independent looks (of SAMPa, MARWP, GAM; of TraceSAM and UniversalSAM if n > 1) as parallel
+            branches of the graph, with the same bits. This is done only if the optimizer knows the model, the model is
+            not too large, and there is no scaler. Set it to False if `loss` itself writes to tensors that it shares
             between looks (in other looks than the first), or to save memory: each branch has its own weights and
             activations.
 
-    A method with a phase that it never repeats, a batch of another shape than the first (the last of an epoch) or
-    a changed setting is no error: such a step runs eagerly. Loading a checkpoint drops the recordings. After freezing
-    parameters or switching the mode of a part of the model, call `Captured.reset`: both are part of a recording.
+    Some steps run eagerly: those of a phase that occurs only once, and those on a batch of another shape than the first
+    (the last batch of an epoch). After a setting has changed, the step is warmed up and recorded again. Loading a
+    checkpoint drops the recordings. After freezing parameters or switching the mode of a part of the model, call
+    `Captured.reset`: both are part of a recording.
 
     >>> from torch import nn
     >>> from steppe import SAM
@@ -76,10 +77,10 @@ def capture(
 
 
 class Captured:
-    """A step function: see `capture`. Call it with a batch; it returns the loss at w, without waiting for it.
+    """A step function, made by `capture`. Call it with a batch; it returns the loss at w, without synchronising.
 
-    While `loss` runs, `look` says which look of the step it runs for (0: at w, on the step's batch). `looks` counts
-    them all, replayed ones too.
+    While `loss` runs, `look` is the index of the look in the step (0: at w, on the step's batch). `looks` counts the
+    looks of all steps, replayed ones too.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Captured:
         self._loss, self._opt, self._scaler, self._between = loss, opt, scaler, between
         self._method = opt.method
         self._shapes: Hashable = None  # of the first batch
-        self._kinds: dict[Hashable, _Kind] = {}
+        self._kinds: dict[Hashable, _StepKind] = {}
         self._live: LiveNumbers | None = None
         self._pool: Any = None
         self._stream: Any = None
@@ -103,17 +104,17 @@ class Captured:
         self._branches = Branches(first.device) if side_by_side and not self._obstacle else None
         self._whole = False  # whether the base's step is recorded with the looks
         self.reset()
-        me = weakref.ref(self)  # a reference cycle would keep the recordings' memory until garbage collection
+        weak = weakref.ref(self)  # a reference cycle would keep the recordings' memory until garbage collection
 
-        def forget(*_: Any) -> None:
-            if (captured := me()) is not None:
+        def drop_recordings(*_: Any) -> None:
+            if (captured := weak()) is not None:
                 captured.reset()
 
-        opt.register_load_state_dict_post_hook(forget)
+        opt.register_load_state_dict_post_hook(drop_recordings)
 
     @property
     def how(self) -> str:
-        """How steps are run, and if they are not replayed, why."""
+        """How steps run: replayed, or eagerly and why."""
         if self._obstacle:
             return f"eager: {self._obstacle}"
         recorded = sum(kind.recorded is not None for kind in self._kinds.values())
@@ -131,7 +132,7 @@ class Captured:
         self._whole = not self._obstacle and not host_decides and make_recordable(self._opt)
 
     def __call__(self, *batch: Tensor, auxiliary: Batch | None = None) -> Tensor:
-        """Take one step on a batch, and with a method that wants one, an auxiliary batch."""
+        """Take one step on a batch, and on an auxiliary batch if the method needs one."""
         other = () if auxiliary is None else (auxiliary,) if isinstance(auxiliary, Tensor) else tuple(auxiliary)
         kind = self._kind((*batch, *other))
         if kind is None:
@@ -145,8 +146,8 @@ class Captured:
         self.looks += kind.looks
         return self._replay(kind.recorded, (*batch, *other))
 
-    def _kind(self, batch: tuple[Tensor, ...]) -> _Kind | None:
-        """Which recording fits this step; None if none can. All but the numbers on the device has to agree."""
+    def _kind(self, batch: tuple[Tensor, ...]) -> _StepKind | None:
+        """The kind of this step; None if it cannot be recorded. Steps of a kind differ in values on the device only."""
         if self._obstacle:
             return None
         opt = self._opt
@@ -161,11 +162,11 @@ class Captured:
             value if isinstance(value, Hashable) else repr(value)
             for group in opt.param_groups
             for name, value in group.items()
-            if name not in _NO_CONSTANTS
+            if name not in _NOT_CONSTANT
         )
-        place = opt.param_groups[0]["params"][0].data_ptr()
-        key = phase, constants, place, opt.model is None or opt.model.training
-        return self._kinds.setdefault(key, _Kind())
+        address = opt.param_groups[0]["params"][0].data_ptr()
+        key = phase, constants, address, opt.model is None or opt.model.training
+        return self._kinds.setdefault(key, _StepKind())
 
     # Eager
 
@@ -175,8 +176,8 @@ class Captured:
         self.looks += self.look
         return loss
 
-    def _warm_up(self, kind: _Kind, batch: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> Tensor:
-        """An eager step that shows what recording has to know: how many looks, and whether they draw random numbers."""
+    def _warm_up(self, kind: _StepKind, batch: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> Tensor:
+        """Take an eager step, and note what recording needs: the number of looks, and whether they draw numbers."""
         generator = self._generator()
         before = generator.get_offset()
         loss = self._run(batch, other)
@@ -184,28 +185,28 @@ class Captured:
         return loss
 
     def _look(self, batch: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> Tensor:
-        """The first half: the looks, the direction in p.grad."""
+        """The first half of a step: run the looks, which leave the direction in p.grad."""
         batches: dict[str, Any] = {}
         self.look = 0
         if other:
-            batches["auxiliary"] = lambda: self._count(*other)
+            batches["auxiliary"] = lambda: self._counted_loss(*other)
         if "sample" in self._method.needs:
 
             def sample(i: int) -> Tensor:
-                return self._count(*(t[i % len(t)].unsqueeze(0) for t in batch))
+                return self._counted_loss(*(t[i % len(t)].unsqueeze(0) for t in batch))
 
             batches["sample"] = sample
-        loss = self._opt.gradient(lambda: self._count(*batch), scaler=self._scaler, **batches)
+        loss = self._opt.gradient(lambda: self._counted_loss(*batch), scaler=self._scaler, **batches)
         assert loss is not None
         return loss
 
-    def _count(self, *batch: Tensor) -> Tensor:
+    def _counted_loss(self, *batch: Tensor) -> Tensor:
         value = self._loss(*batch)
         self.look += 1
         return value
 
     def _step(self) -> None:
-        """The second half."""
+        """The second half of a step: the base optimizer's step, with clipping and the scaler."""
         if self._scaler is None:
             if self._between is not None:
                 self._between()
@@ -216,12 +217,12 @@ class Captured:
             self._between()
         self._scaler.step(self._opt)
         self._scaler.update()
-        self._opt.zero_grad()  # a step that was skipped leaves gradients that nobody may use
+        self._opt.zero_grad()  # a skipped step leaves gradients that must not be used
 
     # Recorded
 
-    def _record(self, kind: _Kind, batch: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> RecordedStep | None:
-        """Record a step without running it. None, and a warning, if that is impossible."""
+    def _record(self, kind: _StepKind, batch: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> RecordedStep | None:
+        """Record a step without running it. If that fails, warn and return None."""
         opt, generator, graph = self._opt, self._generator(), torch.cuda.CUDAGraph()
         opt.zero_grad()
         draws = opt.prepare_recording()
@@ -231,8 +232,8 @@ class Captured:
         for state in (*look_states, *draws):
             graph.register_generator_state(state)
         own = generator.graphsafe_get_state()
-        # A stream of its own: cuBLAS has one workspace per stream, and programs that run at the same time must not
-        # share it. (Sharing it, split sums have been seen to deadlock.)
+        # A separate stream: cuBLAS has one workspace per stream, and graphs that run at the same time must not share
+        # it. (With a shared workspace, split sums have been seen to deadlock.)
         self._stream = self._stream or torch.cuda.Stream(generator.device)
         try:
             if look_states:
@@ -243,8 +244,8 @@ class Captured:
                     if self._whole:
                         self._step()
         except Exception as error:
-            # A recording that breaks off leaves the state that it drew from marked as being recorded, and every later
-            # draw (dropout) would raise. A copy has the same seed and offset, and no mark.
+            # A failed recording leaves the random state that it drew from marked as being captured, and every later
+            # draw (dropout) would raise. A copy has the same seed and offset, but not the mark.
             own = own.clone_state()
             return self._give_up(error)
         finally:
@@ -255,10 +256,10 @@ class Captured:
     def _give_up(self, error: Exception) -> None:
         torch.cuda.synchronize()
         self._opt.zero_grad()
-        if self._branches is not None and self._branches.forks:  # perhaps for lack of memory: try one after another
+        if self._branches is not None and self._branches.forks:  # perhaps out of memory: record one after another
             self._kinds, self._live, self._branches = {}, None, None
             warnings.warn(f"looks are recorded one after another, not side by side: {error}", stacklevel=4)
-        elif self._whole:  # perhaps the base's step was the reason: try the looks alone
+        elif self._whole:  # perhaps because of the base's step: record the looks alone
             self._kinds, self._live, self._whole = {}, None, False
             warnings.warn(f"the base optimizer's step cannot be recorded and runs eagerly: {error}", stacklevel=4)
         else:
@@ -289,14 +290,14 @@ class Captured:
 
 
 @dataclass
-class _Kind:
-    """Steps that one recording serves."""
+class _StepKind:
+    """Steps that run the same operations with the same constants: one recording serves all of them."""
 
-    runs: int = 0
-    looks: int = 0
-    draws: bool = False
+    runs: int = 0  # eager steps so far
+    looks: int = 0  # per step
+    draws: bool = False  # whether the looks draw random numbers on the device
     recorded: RecordedStep | None = None
 
 
-# Entries of a parameter group that a recording does not depend on: it reads them from the device, or not at all.
-_NO_CONSTANTS = frozenset({"params", "lr", "initial_lr", "steppe_step", "steppe_seed", "param_names"})
+# Entries of a parameter group that are no constants of a recording: it reads them from the device, or not at all.
+_NOT_CONSTANT = frozenset({"params", "lr", "initial_lr", "steppe_step", "steppe_seed", "param_names"})

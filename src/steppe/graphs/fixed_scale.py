@@ -9,16 +9,16 @@ from torch.optim import Optimizer
 
 
 class FixedScale(GradScaler):
-    """A `GradScaler` whose scale never changes, for steps that must not wait for the device.
+    """A `GradScaler` whose scale never changes, for steps that must not synchronise with the device.
 
-    A `GradScaler` finds its scale by trial: a gradient that overflows skips the step, and to know about that the host
-    waits for the device in every step. Where a scale is known to work, that wait is unnecessary: with this class
+    A `GradScaler` finds its scale by trial: it skips a step whose gradient overflows, and to decide that the host
+    synchronises with the device in every step. If a scale is known to work, this is unnecessary: with this class
     `capture` records the whole step, and several runs on one GPU overlap. float16 rounds eight times finer than
     bfloat16 and is about as fast.
 
-    No step is skipped: if a gradient does overflow, the weights become NaN. Gradients of activations below
-    6e-8 / `scale` are lost, gradients above 65504 / `scale` overflow. Use it for methods that look close to w, not for
-    GAM, which looks far away.
+    No step is skipped: if a gradient overflows, the weights become NaN. Gradients of activations below 6e-8 / `scale`
+    underflow, gradients above 65504 / `scale` overflow. Use it for methods that look close to w, not for GAM, which
+    looks far away.
 
     >>> import torch
     >>> from torch import nn
@@ -41,5 +41,5 @@ class FixedScale(GradScaler):
         return step(*args, **kwargs)
 
     def update(self, new_scale: Any = None) -> None:
-        """Begin the next step; the scale stays."""
+        """Prepare for the next step. The scale does not change."""
         self._per_optimizer_states.clear()

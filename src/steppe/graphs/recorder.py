@@ -1,4 +1,4 @@
-"""What changes from step to step, and where a recorded step reads it: learning rates, schedules, random states."""
+"""Values that change from step to step, as tensors that a recorded step reads: learning rates, schedules."""
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 
@@ -23,7 +23,7 @@ from ..vector import Space
 
 @dataclass
 class RecordedStep:
-    """A recorded step: what it reads, what it leaves behind, and a random state for each of its looks."""
+    """A recorded step: its graph, its inputs, what it leaves behind, and a random state for each of its looks."""
 
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
@@ -32,7 +32,7 @@ class RecordedStep:
     look_states: list[torch.Generator]
 
     def results(self) -> tuple[Tensor, dict[str, Any]]:
-        """Loss and metrics of the last replay, copied: the next replay of any recording overwrites the originals."""
+        """Copies of loss and metrics of the last replay. The next replay of any recording overwrites the originals."""
         metrics = self.outcome.metrics
         names = [name for name, value in metrics.items() if isinstance(value, Tensor)]
         loss, *values = torch._foreach_mul([self.loss, *(metrics[name] for name in names)], 1)
@@ -40,7 +40,7 @@ class RecordedStep:
 
 
 class LiveNumbers:
-    """Learning rates and schedules as tensors that a recorded step reads, and that are written before each replay."""
+    """Learning rates and scheduled values as tensors, which are written before each replay of a recorded step."""
 
     def __init__(self, opt: SharpnessAware, method: Method, whole: bool):
         self._opt = opt
@@ -49,12 +49,12 @@ class LiveNumbers:
         self._schedules: list[tuple[Callable[..., Any], Tensor, list[float]]] = []
         self._method = self._with_tensors(method)
         groups: list[Any] = opt.param_groups if whole and "lr" not in method.needs else []
-        # float32 whatever the default dtype is: fused kernels read it as such
+        # float32, whatever the default dtype is: fused kernels read their learning rate as float32.
         self._lrs = [(torch.zeros((), dtype=torch.float32, device=first.device), [float("nan")]) for _ in groups]
         self.refresh()
 
     def _with_tensors(self, method: Method) -> Method:
-        """The method with every schedule replaced by one that always gives the same tensor."""
+        """The method with every schedule replaced by one that always returns the same tensor."""
         values: dict[str, Any] = {}
         for f in fields(method):
             value = getattr(method, f.name)
@@ -67,16 +67,16 @@ class LiveNumbers:
         return replace(method, **values) if values else method
 
     def refresh(self) -> None:
-        """Write this step's values, those that have changed."""
+        """Write the values of this step, where they have changed."""
         groups = self._opt.param_groups
         for (number, last), group in zip(self._lrs, groups, strict=False):
-            _write(number, float(group["lr"]), last)
+            _write_if_changed(number, float(group["lr"]), last)
         for schedule, number, last in self._schedules:
-            _write(number, float(schedule(self._opt.steps, groups[0].get("lr"))), last)
+            _write_if_changed(number, float(schedule(self._opt.steps, groups[0].get("lr"))), last)
 
     @contextlib.contextmanager
     def in_use(self) -> Generator[None, None, None]:
-        """While recording: the optimizer uses the tensors in place of numbers."""
+        """A context in which the optimizer uses the tensors instead of numbers, for recording."""
         opt, method = self._opt, self._opt.method
         lrs = [group.get("lr") for group in opt.param_groups]
         opt.method = self._method
@@ -93,7 +93,7 @@ class LiveNumbers:
 
 @dataclass(frozen=True)
 class _Constant:
-    """A schedule that always gives the same tensor."""
+    """A schedule that always returns the same tensor."""
 
     number: Tensor
 
@@ -101,14 +101,15 @@ class _Constant:
         return self.number
 
 
-def _write(number: Tensor, value: float, last: list[float]) -> None:
+def _write_if_changed(number: Tensor, value: float, last: list[float]) -> None:
+    """Write a value into a tensor, unless it is the last value written, which `last` holds."""
     if value != last[0]:
         number.fill_(value)
         last[0] = value
 
 
 def obstacle(opt: SharpnessAware) -> str:
-    """Why steps of this optimizer cannot be recorded; empty if no reason is known."""
+    """The reason why steps of this optimizer cannot be recorded; empty if none is known."""
     params: list[Tensor] = [p for group in opt.param_groups for p in group["params"]]
     if not all(p.is_cuda for p in params):
         return "the parameters are not on a CUDA device"
@@ -122,14 +123,14 @@ def obstacle(opt: SharpnessAware) -> str:
 
 
 def make_recordable(opt: SharpnessAware) -> bool:
-    """Let the base optimizer keep its state on the device and read its learning rate there; returns whether it can."""
+    """Let the base optimizer keep its state and learning rate on the device; return whether that is possible."""
     if isinstance(opt.base, Together):
-        return False  # each of several optimizers steps eagerly
+        return False  # several base optimizers step eagerly
     base, groups = opt.base, opt.param_groups
     hooks = (*opt._optimizer_step_pre_hooks, *opt._optimizer_step_post_hooks)
     hooks += (*base._optimizer_step_pre_hooks, *base._optimizer_step_post_hooks)
     if hooks or type(base).__module__.split(".")[:2] != ["torch", "optim"]:
-        return False  # hooks must run in every step, and another optimizer may count its steps in Python
+        return False  # hooks must run in every step, and optimizers of other libraries may count steps in Python
     fused = type(base) in (SGD, Adam, AdamW) and not any(group.get("differentiable") for group in groups)
     if not fused and not all("capturable" in group for group in groups):
         return False

@@ -1,4 +1,4 @@
-"""A function of tensors, recorded once as a CUDA graph and replayed: evaluation, augmentation."""
+"""Records a function of tensors once as a CUDA graph and replays it: for evaluation, augmentation."""
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 
@@ -14,11 +14,11 @@ from torch import Tensor
 
 
 class Replayed:
-    """Calls a function of tensors: on a CUDA device, from its third call with inputs of a kind on, as one launch.
+    """A function of tensors that is replayed as one CUDA graph from its third call with inputs of a shape on.
 
-    The function must not wait for the device, and must keep what it changes in tensors whose memory does not move. Its
-    Python runs only in the first calls. The next call overwrites what it returns. On other devices it is the function
-    itself. Once `most` shapes have been recorded, inputs of other shapes run eagerly.
+    The function must not synchronise with the device, and must keep its state in tensors whose addresses do not change.
+    Its Python code runs only in the first calls. The next call overwrites the returned tensors. On other devices than
+    CUDA the function itself is called. Once `most` shapes have been recorded, inputs of other shapes run eagerly.
 
     >>> total = torch.zeros(())
     >>> add = Replayed(lambda x: total.add_(x.sum()))
@@ -33,30 +33,30 @@ class Replayed:
         self._recorded: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], Any]] = {}
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """The function's value."""
+        """The value of the function."""
         if not inputs or not all(t.is_cuda for t in inputs):
             return self._function(*inputs)
         kind = tuple((t.shape, t.dtype, t.device) for t in inputs)
         if kind in self._recorded:
-            graph, places, value = self._recorded[kind]
-            torch._foreach_copy_(places, list(inputs))
+            graph, static_inputs, value = self._recorded[kind]
+            torch._foreach_copy_(static_inputs, list(inputs))
             graph.replay()
             return value
         calls = self._calls[kind] = self._calls.get(kind, 0) + 1
         if calls <= 2 or len(self._recorded) >= self._most:
             return self._function(*inputs)
-        graph, places = torch.cuda.CUDAGraph(), [t.clone() for t in inputs]
-        self._stream = self._stream or torch.cuda.Stream(inputs[0].device)  # and so a cuBLAS workspace of its own
+        graph, static_inputs = torch.cuda.CUDAGraph(), [t.clone() for t in inputs]
+        self._stream = self._stream or torch.cuda.Stream(inputs[0].device)  # with its own cuBLAS workspace
         with no_garbage_collection(), torch.cuda.graph(graph, stream=self._stream):
-            value = self._function(*places)
-        self._recorded[kind] = graph, places, value
+            value = self._function(*static_inputs)
+        self._recorded[kind] = graph, static_inputs, value
         graph.replay()
         return value
 
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Generator[None, None, None]:
-    """No garbage collection while a graph is recorded: freeing an old graph would invalidate the recording."""
+    """A context without garbage collection, for recording: freeing an old CUDA graph would invalidate the new one."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,1 +1,1 @@
-"""Small helpers for every package: errors in one line, complete files, devices, t quantiles. Imports no package."""
+"""Small helpers for all packages: one-line errors, atomic file writes, devices, t quantiles. Imports no package."""

@@ -1,4 +1,4 @@
-"""Which device to compute on."""
+"""Choosing and checking a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def best_device() -> str:
 
 
 def require_device(name: str) -> torch.device:
-    """The device of this name, or an error in one line that says why it cannot be used."""
+    """The device of this name; a one-line error if it cannot be used."""
     try:
         return torch.empty(1, device=name).device
     except (RuntimeError, AssertionError) as error:

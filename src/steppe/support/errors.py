@@ -1,4 +1,4 @@
-"""Errors that a user can fix, in one line."""
+"""One-line errors that a user can fix."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-# Where to look for the names of a module that is not a module: own_objects.py has "python:NAME".
-_elsewhere: dict[str, Callable[[str], Any]] = {}
+# Functions that find what names with a given prefix refer to. own_objects.py registers one for "python:NAME".
+_lookups: dict[str, Callable[[str], Any]] = {}
 
 
 class UserError(Exception):
@@ -27,8 +27,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 def user_function(kind: str, name: str) -> Callable[..., Any]:
     """The function behind "package.module:function"."""
     module_name, _, function_name = name.partition(":")
-    if module_name in _elsewhere:
-        return _elsewhere[module_name](name)
+    if module_name in _lookups:
+        return _lookups[module_name](name)
     if not module_name or not function_name:
         raise UserError(f"{kind} {name!r} is not of the form package.module:function")
     try:
@@ -43,13 +43,13 @@ def user_function(kind: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def look_elsewhere(module: str, find: Callable[[str], Any]) -> None:
-    """Let `user_function` ask this function for names of a module."""
-    _elsewhere[module] = find
+def register_lookup(prefix: str, find: Callable[[str], Any]) -> None:
+    """Let `user_function` call `find` for names of the form "prefix:NAME"."""
+    _lookups[prefix] = find
 
 
 def require(module: str, package: str, what: str) -> Any:
-    """The module, or an error in one line that says which package to install."""
+    """The imported module; a one-line error that says which package to install if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all."""
+"""Atomic writes: a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NOT_WRITTEN = ("inline_container", "PytorchStreamWriter", "I/O error")
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether an error says that there is no room left, or none within the user's quota."""
+    """Whether an error says that the disk is full or the user's quota is exceeded."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path to write to. It replaces `path` at the end of the block; after an error it is removed.
+    """A context with a temporary path to write to. It replaces `path` at the end; after an error it is removed.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

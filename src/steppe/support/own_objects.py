@@ -1,7 +1,7 @@
-"""Functions, classes and data that a Python program has handed over, by name.
+"""A registry of functions, classes and data that a Python program has passed to steppe, by name.
 
-A recipe is text, so it refers to them by name: "python:make_model". They are of this process; worker processes are
-sent them (`packed` and `unpack`).
+A recipe is text, so it refers to them by name: "python:make_model". They live in this process, and are pickled for
+worker processes (`packed` and `unpack`).
 
 >>> name = keep("double", lambda x: 2 * x)
 >>> name, kept(name)(3)
@@ -12,30 +12,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import UserError, describe, look_elsewhere, require
+from .errors import UserError, describe, register_lookup, require
 
 PREFIX = "python"
 _kept: dict[str, Any] = {}
 
 
 def keep(name: str, thing: Any) -> str:
-    """Keep a thing; return the name that a recipe refers to it by. A thing of the same name is replaced."""
+    """Register an object; return the name by which recipes refer to it. An object of the same name is replaced."""
     _kept[name] = thing
     return f"{PREFIX}:{name}"
 
 
 def has_any() -> bool:
-    """Whether anything is kept."""
+    """Whether anything is registered."""
     return bool(_kept)
 
 
 def is_kept(name: str) -> bool:
-    """Whether this is the name of a kept thing; it may be one of an earlier program, which is here no more."""
+    """Whether a name is of the form "python:NAME". The object may be that of an earlier program, and missing here."""
     return name.partition(":")[0] == PREFIX
 
 
 def kept(name: str) -> Any:
-    """The thing of a name."""
+    """The object with this name."""
     own = name.partition(":")[2]
     if own not in _kept:
         raise UserError(f"{name!r} was given to steppe by another Python program: run that program again")
@@ -43,7 +43,7 @@ def kept(name: str) -> Any:
 
 
 def packed(what: str = "jobs above 1") -> bytes | None:
-    """All kept things as bytes for another process; None if there are none."""
+    """All registered objects, pickled for another process; None if there are none."""
     if not _kept:
         return None
     pickle = require("cloudpickle", "cloudpickle", what)
@@ -58,9 +58,9 @@ def packed(what: str = "jobs above 1") -> bytes | None:
 
 
 def unpack(data: bytes | None) -> None:
-    """Keep what another process has packed."""
+    """Register the objects that another process has packed."""
     if data is not None:
         _kept.update(require("cloudpickle", "cloudpickle", "a worker process").loads(data))
 
 
-look_elsewhere(PREFIX, kept)
+register_lookup(PREFIX, kept)

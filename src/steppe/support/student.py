@@ -1,4 +1,4 @@
-"""Quantiles of Student's t distribution: SciPy's if it is installed, else from the closed form."""
+"""Quantiles of Student's t distribution: from SciPy if it is installed, else from the closed form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, degrees: int) -> float:
-    """The quantile for an integer number of degrees of freedom; infinite for less than one.
+    """The quantile at a probability of at least 1/2, for whole degrees of freedom; infinite for fewer than one.
 
     >>> round(t_quantile(0.975, 9), 4)
     2.2622
@@ -23,15 +23,15 @@ def t_quantile(probability: float, degrees: int) -> float:
 
 
 def closed_form(probability: float, degrees: int) -> float:
-    """The same without SciPy, by bisection."""
+    """The same quantile without SciPy: by bisection of the closed form of the distribution function."""
     low, high = 0.0, 1e4
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, degrees) < 2 * probability - 1 else (low, middle)
+        low, high = (middle, high) if _central_probability(middle, degrees) < 2 * probability - 1 else (low, middle)
     return (low + high) / 2
 
 
-def _within(t: float, degrees: int) -> float:
+def _central_probability(t: float, degrees: int) -> float:
     """P(|T| < t): a finite sum of powers of cos θ, θ = arctan(t/√ν) (Abramowitz & Stegun 26.7.3-4)."""
     angle = math.atan(t / math.sqrt(degrees))
     sine, cosine = math.sin(angle), math.cos(angle)
