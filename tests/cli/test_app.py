@@ -26,7 +26,7 @@ def run(*args: str):
     return CliRunner().invoke(app, args, env={"COLUMNS": "200"})
 
 
-def test_version():
+def test_the_version_is_printed():
     assert run("--version").stdout.strip() == steppe.__version__
 
 
@@ -85,8 +85,14 @@ def test_recipes_are_listed():
     assert result.exit_code == 0 and "s0/table1" in result.stdout
 
 
-def test_no_command_is_a_call_for_help():
+def test_without_a_command_the_help_is_printed():
     assert "compare" in run().output
+
+
+def test_help_is_wrapped_by_the_terminal_and_not_by_the_source():
+    top: Any = command_of(app)
+    assert "a small net, four methods, ten seeds" in top.commands["compare"].help
+    assert top.commands["compare"].help.count("\n\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,11 @@ def test_lines_say_how_long_the_rest_takes(monkeypatch, capsys):
             show(News(job.recipe.key, 10, ended=True, said="97 %"))
     said = capsys.readouterr().err.splitlines()
     assert said[0].endswith("97 %, about 20 s left") and said[1].endswith("about 10 s left")
-    assert said[2].endswith("seed 3: 97 %") and said[3] == "1 of 4 runs were done before"
+    assert said[2].endswith("seed 3: 97 %") and said[3] == "1 of 4 runs were already done"
 
 
 def test_bars_say_how_long_what_is_left_takes(monkeypatch):
-    """Runs that were done before say nothing about how fast the others are."""
+    """Runs of an earlier command do not count for the estimate of the remaining time."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     now = 0.0

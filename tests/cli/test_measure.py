@@ -213,7 +213,7 @@ def test_a_killed_command_goes_on(run, tmp_path):
     killed = subprocess.run([sys.executable, "-c", KILLED, *command], env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
     resumed = run(*command)
-    assert resumed.exit_code == 0 and "going on: eigenvalues were found before" in resumed.stderr
+    assert resumed.exit_code == 0 and "resuming: eigenvalues already done" in resumed.stderr
     assert run(*command, "--out", "unbroken").exit_code == 0
     assert measured(tmp_path / "curvature") == measured(tmp_path / "unbroken")
 

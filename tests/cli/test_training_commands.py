@@ -163,7 +163,7 @@ def test_own_code_that_has_changed_is_trained_again():
     (path,) = Path("runs").glob("*.json")
     assert first.stdout.splitlines()[-1] == f"wrote {path}"
     before = path.read_bytes()
-    assert trained(code).stdout.splitlines()[-1] == f"done before: {path}"
+    assert trained(code).stdout.splitlines()[-1] == f"already done: {path}"
     assert path.read_bytes() == before
     again = trained(wider)
     assert "steppe: mine has changed since 1 run in runs ended: trained again\n" in again.stderr
@@ -173,7 +173,7 @@ def test_own_code_that_has_changed_is_trained_again():
     record = json.loads(path.read_text())
     assert list(record.pop("own_code")) == ["mine"]
     path.write_text(json.dumps(record))
-    assert trained(code).stdout.splitlines()[-1] == f"done before: {path}"
+    assert trained(code).stdout.splitlines()[-1] == f"already done: {path}"
 
 
 def test_a_checkpoint_of_other_code(monkeypatch):
@@ -261,7 +261,7 @@ def test_records_edited_by_hand():
         result = run(*options, "--no-curvature")
         assert result.exit_code == 0, result.output + repr(result.exception)
         assert f"steppe: {second} has no results: the run is trained again\n" in result.stderr
-        assert "1 of 2 runs were done before" in result.stderr
+        assert "1 of 2 runs were already done" in result.stderr
         for path, before in zip((first, second), results, strict=True):
             now = json.loads(path.read_text())
             assert now["role"] == before["role"] and now["final"]["test_loss"] == before["final"]["test_loss"]

@@ -64,7 +64,7 @@ def test_run_collect_and_show(smoke_world, tmp_path):
         mean = records[0]["curvature"][metric]["value"]
         assert line.split(f"(ImageNet-{name})")[1].split()[0] == f"{100 * mean:.2f}"
     again = command("run", "s1/table1", *args)
-    assert "1 of 1 runs were done before" in again.stderr
+    assert "1 of 1 runs were already done" in again.stderr
 
 
 def test_what_is_missing_or_damaged_is_said_before_training(smoke_world, tmp_path):

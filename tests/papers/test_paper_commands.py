@@ -30,9 +30,9 @@ WRONG = {
     "run s0/table1 --seeds many": "Invalid value for '--seeds'",
     "run s0/table1 --cells gam --device tpu:9": "--device tpu:9 cannot be used",
     "run s0/table1 --cells cifar10/cnn-5": "cifar-10 is not in",
-    "collect missing s0/table1": "there is no folder missing",
+    "collect missing s0/table1": "folder missing does not exist",
     "collect . s0/table1 --scale smoke": "smoke runs are not worth keeping",
-    "show s0/table1 --results missing": "there is no folder missing",
+    "show s0/table1 --results missing": "folder missing does not exist",
     "figures out --name s0/table1": "no figure 's0/table1'",
 }
 
@@ -56,7 +56,7 @@ def test_run_resumes_collects_and_shows(tmp_path, monkeypatch):
     assert len(records) == 4
     before = [path.stat().st_mtime_ns for path in records]
     again = command(*args)
-    assert again.exit_code == 0 and "4 of 4 runs were done before" in again.stderr
+    assert again.exit_code == 0 and "4 of 4 runs were already done" in again.stderr
     assert [path.stat().st_mtime_ns for path in records] == before
     (tmp_path / "kept").mkdir()
     put = command("collect", "runs/s0-smoke", "s0/table1", "--scale", "smoke", "--results", "kept")
@@ -150,6 +150,7 @@ def test_a_folder_without_kept_results_says_where_they_are(tmp_path, monkeypatch
     monkeypatch.setattr("steppe.papers.store.results_folder", lambda: Path("results"))
     shown = command("show", "s0/table1")
     assert shown.exit_code == 0 and "not run" in shown.stdout
-    assert shown.stderr == "no kept results here: ours are in results/ of the source, --results FOLDER names it\n"
+    assert shown.stderr.startswith("no kept results found: ours are in results/ of the source checkout")
+    assert shown.stderr.count("\n") == 1
     Path("results").mkdir()
     assert command("show", "s0/table1", "--results", "results").stderr == ""

@@ -1,12 +1,13 @@
-"""The command line, `steppe --help`: assembled from the files of `commands`.
+"""The command line, `steppe`: assembled from the files in `commands`.
 
-A file of `commands` is a command of the same name: its function `command`. A folder there is a group of commands, such
-as `steppe paper`. A new command is a new file, and nothing else has to know.
+Each file there defines the command of the same name by a function `command`. A folder is a group of commands, such as
+`steppe paper`. To add a command, add a file.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from types import ModuleType
 from typing import Annotated
@@ -25,7 +26,7 @@ app = typer.Typer(cls=OneLineGroup, no_args_is_help=True, pretty_exceptions_enab
 
 @app.callback(invoke_without_command=True)
 def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Train with sharpness-aware optimizers, and measure how flat the place is where training ended."""
+    """Train with sharpness-aware optimizers, compare them, and measure how flat the minimum is."""
     import_from_current_folder()
     if version:
         typer.echo(__version__)
@@ -33,7 +34,7 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
 
 
 def assemble(group: typer.Typer, package: ModuleType) -> None:
-    """Add the commands of a package to a group: those of `FIRST`, then the others in the order of their names."""
+    """Add the commands of a package to a group: first those of `FIRST`, then the others in alphabetical order."""
     first = {name: place for place, name in enumerate(FIRST)}
     found_here = pkgutil.iter_modules(package.__path__)
     for found in sorted(found_here, key=lambda found: (first.get(found.name, len(first)), found.name)):
@@ -43,7 +44,13 @@ def assemble(group: typer.Typer, package: ModuleType) -> None:
             assemble(inner, module)
             group.add_typer(inner, name=found.name, help=module.__doc__)
         else:
-            group.command(found.name, cls=OneLine)(helpful()(module.command))
+            text = _unwrapped(module.command.__doc__ or "")
+            group.command(found.name, cls=OneLine, help=text)(helpful()(module.command))
+
+
+def _unwrapped(text: str) -> str:
+    """The text with each paragraph on one line, so that the help is wrapped to the width of the terminal."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
 
 
 assemble(app, commands)

@@ -1,6 +1,6 @@
-"""How commands report what went wrong: one line that begins with "steppe:", and no traceback for a user's mistake.
+"""How commands report errors: one line that begins with "steppe:", and no traceback for what the user can correct.
 
-`helpful` is around every command (see app.py). Commands raise `UserError`.
+Commands raise `UserError`; `helpful` is around every command (see app.py) and prints it.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from ..support.files import DISK_FULL, disk_is_full
 
 
 def say(text: object) -> None:
-    """One line on stderr, marked as the command's own."""
+    """Print one line on stderr, prefixed with "steppe:"."""
     typer.echo(f"steppe: {one_line(text)}", err=True)
 
 
 @contextmanager
 def _one_line_for(ctx: Any) -> Iterator[None]:
-    """One line for a usage error, in place of typer's box."""
+    """Print a usage error as one line, in place of typer's box."""
     try:
         yield
     except Exception as error:
         if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
-            raise  # not one of typer's own, or its help
+            raise  # not a usage error of typer, or a request for help
         say(f"{error.format_message()} (see {ctx.command_path} --help)")  # pyright: ignore[reportAttributeAccessIssue]
         raise typer.Exit(2) from None
 
 
 class OneLine(TyperCommand):
-    """A command whose usage errors are one line, like all its other errors."""
+    """A command whose usage errors are printed as one line, like all its other errors."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does, with errors in one line."""
+        """Parse the arguments like typer, but print an error as one line."""
         with _one_line_for(ctx):
             return super().parse_args(ctx, args)
 
 
 class OneLineGroup(TyperGroup):
-    """Commands by name. A wrong name gets one line too, with the nearest names that exist."""
+    """A group of commands. A wrong name is reported in one line, with the most similar names."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As typer does, if there is such a command."""
+        """The command of this name; an unknown name ends the program with one line."""
         known = self.list_commands(ctx)
         if args[0] not in known:
             say(f"{unknown('command', args[0], known)} (see {ctx.command_path} --help)")
@@ -56,14 +56,14 @@ class OneLineGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does, with errors in one line."""
+        """Parse the arguments like typer, but print an error as one line."""
         with _one_line_for(ctx):
             return super().parse_args(ctx, args)
 
 
 @contextmanager
 def helpful() -> Iterator[None]:
-    """One line in place of a traceback for everything that the user can correct."""
+    """Print one line in place of a traceback for every error that the user can correct; warnings about records too."""
     import torch
 
     usual = warnings.showwarning
@@ -82,7 +82,7 @@ def helpful() -> Iterator[None]:
     except UserError as error:
         say(error)
         raise typer.Exit(2) from None
-    except BrokenPipeError:  # the reader of our output has closed it: typer ends quietly
+    except BrokenPipeError:  # the reader of our output has closed the pipe: typer exits quietly
         raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -99,8 +99,8 @@ def helpful() -> Iterator[None]:
 
 
 @contextmanager
-def resumable(note: str = "Run the same command again to go on.") -> Iterator[None]:
-    """Around work that is saved as it goes: Ctrl-C says how to go on."""
+def resumable(note: str = "Run the same command again to resume.") -> Iterator[None]:
+    """For work that saves its progress: after Ctrl-C, print how to resume."""
     try:
         yield
     except KeyboardInterrupt:
@@ -110,7 +110,7 @@ def resumable(note: str = "Run the same command again to go on.") -> Iterator[No
 
 @contextmanager
 def user_mistakes(*kinds: type[Exception]) -> Iterator[None]:
-    """Around calls of the library with the user's own values: its exceptions of these kinds are the user's mistakes."""
+    """For library calls with values from the user: exceptions of these kinds become a `UserError`."""
     try:
         yield
     except kinds as error:

@@ -1,4 +1,4 @@
-"""The measures of `steppe measure`: computing them for one model, printing and writing those of several."""
+"""The measures of `steppe measure`: compute them for one model; print and write those of several models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEASURES = ("eigenvalues", "trace", "frobenius", "density", "flatness")
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure, and how well."""
+    """What to measure, and how accurately."""
 
     wanted: list[str]
     top: int
@@ -40,14 +40,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Found:
-    """The results of one model: numbers for the table, and results that have a figure."""
+    """The results for one model: numbers for the table, and results for figures."""
 
     numbers: dict[str, Estimate]
     drawn: dict[str, Any]
 
 
 def measure(objective: Objective, asked: Request, partial: Partial) -> Found:
-    """All results of one model. They share one Krylov run."""
+    """All requested measures of one model. They share one Krylov run."""
     found = Found({"loss": Estimate.exact(float(objective.loss()))}, {})
     block = 16 if "density" in asked.wanted else 8
     run = Krylov(Hessian(objective), block=block, seed=asked.seed, checkpoint=partial.file("run.pt"))
@@ -72,7 +72,7 @@ def measure(objective: Objective, asked: Request, partial: Partial) -> Found:
 
 
 def _eigenvalues(run: Krylov, asked: Request, partial: Partial, found: Found) -> int:
-    """Add the top eigenvalues; return how many products they took."""
+    """Add the top eigenvalues to `found`; return the number of Hessian-vector products that they took."""
     many = min(asked.top, run.size)
     best = partial.once("eigenvalues", lambda: eigenvalues(run, many, max_matvecs=asked.max_matvecs))
     found.drawn["eigenvalues"] = best
@@ -100,16 +100,16 @@ def _cell(one: Estimate) -> str:
 
 
 def print_numbers(found: dict[str, Found]) -> None:
-    """A row for each measure, a column for each checkpoint."""
+    """Print a table with one row per measure and one column per checkpoint."""
     numbers = {name: one.numbers for name, one in found.items()}
     rows = [[name, *(_cell(one[name]) for one in numbers.values())] for name in next(iter(numbers.values()))]
     show_table(["measure", *found], rows)
     if any(not each.converged for one in numbers.values() for each in one.values()):
-        typer.echo("! the requested error was not reached: raise --max-matvecs or --rtol")
+        typer.echo("! marks values that did not reach the requested error: raise --max-matvecs or --rtol")
 
 
 def print_differences(found: dict[str, Found]) -> None:
-    """Every checkpoint minus the first, both measured with the same random vectors."""
+    """Print every checkpoint minus the first; both are measured with the same random vectors."""
     first, *others = found
     rows = []
     for other in others:
@@ -120,11 +120,11 @@ def print_differences(found: dict[str, Found]) -> None:
                 rows.append([f"{other} − {first}", name, _cell(change), clear])
     if rows:
         typer.echo()
-        show_table(["difference", "measure", "value", "clear of 0"], rows)
+        show_table(["difference", "measure", "value", "interval excludes 0"], rows)
 
 
 def write(found: dict[str, Found], out: Path) -> list[str]:
-    """Write the results and their figures; return a line about each file."""
+    """Write the results and their figures; return one line per file."""
     out.mkdir(parents=True, exist_ok=True)
     numbers = {name: one.numbers for name, one in found.items()}
     details = {name: {k: v for k, v in one.drawn.items() if k != "density"} for name, one in found.items()}
@@ -132,7 +132,7 @@ def write(found: dict[str, Found], out: Path) -> list[str]:
     text = json.dumps({"measures": as_json(numbers), "details": as_json(details)}, indent=1, ensure_ascii=False)
     with whole_file(path) as beside:
         beside.write_text(text, encoding="utf-8")
-    said = [f"wrote {path}"]
+    lines = [f"wrote {path}"]
     makers: dict[str, Callable[..., Any]] = {
         "density": figures.density_figure,
         "log_det": figures.log_det_figure,
@@ -142,7 +142,7 @@ def write(found: dict[str, Found], out: Path) -> list[str]:
         for key, make in makers.items():
             many = {name: one.drawn[key] for name, one in found.items() if key in one.drawn}
             if many:
-                said.append(f"wrote {figures.save(make(many), out / f'{key}.png')}")
+                lines.append(f"wrote {figures.save(make(many), out / f'{key}.png')}")
     except ImportError:
-        said.append("no figures: pip install matplotlib for them")
-    return said
+        lines.append("no figures: install matplotlib to get them (pip install matplotlib)")
+    return lines

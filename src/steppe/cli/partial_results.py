@@ -1,4 +1,4 @@
-"""Results of an interrupted `steppe measure`, kept beside its output until the measurement is complete."""
+"""Partial results of `steppe measure`, kept in its output folder until the measurement is complete."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from .errors import say
 
 
 def partial_results(out: Path, path: Path, objective: Objective, asked: dict[str, Any], resume: bool) -> Partial:
-    """The results of an earlier command that asked the same of the same weights, model and data; else none yet."""
+    """The partial results of the same measurement of the same weights, model and data, or an empty set of results."""
     loss = f"{float(objective.loss()):.5g}"
     of = {"weights": digest(path), "loss": loss, "asked": {k: str(v) for k, v in sorted(asked.items())}}
-    one = hashlib.sha256(json.dumps(of).encode()).hexdigest()  # another question has another folder
-    folder = out / ".partial" / one[:16]
+    identity = hashlib.sha256(json.dumps(of).encode()).hexdigest()  # another measurement has another folder
+    folder = out / ".partial" / identity[:16]
     if not resume:
         shutil.rmtree(folder, ignore_errors=True)
     partial = Partial(folder, of)
     if partial.resumed:
-        typer.echo(f"  going on: {', '.join(partial.resumed)} were found before", err=True)
+        typer.echo(f"  resuming: {', '.join(partial.resumed)} already done", err=True)
     return partial
 
 
 class Partial:
-    """The finished measures of one model, and files for the measure that is under way.
+    """The finished measures of one model, and the files of the measure that is being computed.
 
-    Results of another measurement, and files that cannot be read, are deleted; the user is told.
+    Results of another measurement, and files that cannot be read, are deleted with a message.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]):
@@ -53,7 +53,7 @@ class Partial:
         else:
             self._done = state["done"]
         for path in folder.glob("*"):
-            if path.suffix == ".part" or _read(path) is None:  # written by a process that was killed, or not ours
+            if path.suffix == ".part" or _read(path) is None:  # left by a killed process, or not ours
                 path.unlink()
 
     @property
@@ -62,11 +62,11 @@ class Partial:
         return list(self._done)
 
     def file(self, name: str) -> Path:
-        """Where a measure saves its state."""
+        """The file in which a measure saves its state."""
         return self.folder / name
 
     def once(self, name: str, measure: Callable[[], Any]) -> Any:
-        """The result of a measure: the saved one, or else a new one, which is then saved."""
+        """The result of a measure: the saved one if there is one, else computed now and saved."""
         if name not in self._done:
             self._done[name] = measure()
             self._save()
@@ -95,6 +95,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         with torch.serialization.safe_globals([Eigenvalues, Estimate, LogDet, Spectrum]):
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # cut short, or not ours: of no use here
+    except Exception:  # truncated, or not ours
         return None
     return state if isinstance(state, dict) and "of" in state else None

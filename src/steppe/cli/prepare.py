@@ -1,4 +1,4 @@
-"""From options to a recipe and a place to train in. Everything that can fail is tried before training begins."""
+"""From options to a recipe and a place to train in. Data, model and device are checked before training begins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def make_recipe(given: dict[str, Any], compiled: bool = False) -> Recipe:
-    """The recipe of the command line: what was given, and what is suggested for the rest."""
+    """The recipe for the given options, with suggested values for the others."""
     from ..lab.preparing import recipe_for
     from ..lab.recipe.recipe import read_settings
 
@@ -52,17 +52,20 @@ def command_for(recipe: Recipe) -> str:
             if value is True:
                 words.append(f"--{option.replace('_', '-')}")
                 continue
-            text = ",".join(f"{k}={_shown(v)}" for k, v in value.items()) if isinstance(value, dict) else value
+            text = ",".join(f"{k}={_option_text(v)}" for k, v in value.items()) if isinstance(value, dict) else value
             words += [f"--{option.replace('_', '-')}", str(text)]
     return shlex.join([*words, *(["--compile"] if recipe.compile else []), "--seed", str(recipe.seed)])
 
 
-def _shown(value: Any) -> str:
+def _option_text(value: Any) -> str:
     return f"({','.join(map(str, value))})" if isinstance(value, list) else str(value)
 
 
 def make_place(given: dict[str, Any], recipe: Recipe, out: Path, compared: bool = True) -> Place:
-    """Where to train. Device, folder, data, model and logger are tried; a comparison of too few steps is warned of."""
+    """The place to train in, after a check of device, folder, data, model and logger.
+
+    With `compared`, there are warnings about a training that is too short to compare methods.
+    """
     from ..lab.data import load
     from ..lab.preparing import try_out, warnings_for
     from ..lab.runner.local import Place
@@ -86,16 +89,16 @@ def make_place(given: dict[str, Any], recipe: Recipe, out: Path, compared: bool 
 
 
 def make_folder(out: Path) -> None:
-    """Make the folder of --out, or raise one line that says why it cannot be made."""
+    """Create the folder of --out; raise a `UserError` if that is not possible."""
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file")
+        raise UserError(f"--out {out} is a file: name a folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out {out} cannot be made: {one_line(error)}") from None
+        raise UserError(f"--out {out} cannot be created: {one_line(error)}") from None
 
 
 def import_from_current_folder() -> None:
-    """Let package.module:function name a module in the folder that the command is run from, as python -m does."""
+    """Let package.module:function name a module in the current folder, as with python -m."""
     if "" not in sys.path and "." not in sys.path:
         sys.path.insert(0, "")

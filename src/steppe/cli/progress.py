@@ -1,4 +1,4 @@
-"""Progress of runs: bars on a terminal; elsewhere one line per run, and one a minute while none ends."""
+"""Progress of runs: bars on a terminal; elsewhere a line when a run ends, and once a minute in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAUSE = 60.0  # seconds between two lines of a long run
 
 
 class Display:
-    """``with Display(jobs) as show: perform(jobs, ..., tell=show)``. Writes to stderr."""
+    """Shows the progress of runs on stderr: ``with Display(jobs) as show: perform(jobs, ..., tell=show)``."""
 
     def __init__(self, jobs: Sequence[Job], quiet: bool = False):
         from rich.console import Console
@@ -30,15 +30,16 @@ class Display:
         self._console = Console(stderr=True)
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
-        self._quiet, self._begun, self.before = quiet, time.monotonic(), 0  # runs done before
-        self._said = self._begun
+        self._quiet, self._begun = quiet, time.monotonic()
+        self.before = 0  # number of runs that an earlier command had finished
+        self._last_line = self._begun
 
     def __enter__(self) -> Display:
         if self._console.is_terminal and not self._quiet:
             from rich.progress import BarColumn, Progress, TextColumn
 
-            said = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}")
-            self._bars = Progress(*said, console=self._console, transient=True)
+            columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}")
+            self._bars = Progress(*columns, console=self._console, transient=True)
             self._bars.start()
             runs = f"{len(self._jobs)} runs"
             self._whole = self._bars.add_task(runs, total=self._remaining.whole, note="starting")
@@ -48,7 +49,7 @@ class Display:
         if self._bars is not None:
             self._bars.stop()
         if self.before and not self._quiet:
-            print(f"{self.before} of {len(self._jobs)} runs were done before", file=sys.stderr)
+            print(f"{self.before} of {len(self._jobs)} runs were already done", file=sys.stderr)
 
     def __call__(self, news: News) -> None:
         """Show the progress of a run."""
@@ -60,21 +61,21 @@ class Display:
             self._ended.add(news.key)
         self.before += news.before
         if self._bars is not None:
-            self._move(job, news)
+            self._update_bars(job, news)
         elif not (news.before or self._quiet):
-            self._say(job, news)
+            self._print_line(job, news)
 
-    def _say(self, job: Job, news: News) -> None:
-        """A line when a run has ended, or when nothing was said for a while."""
+    def _print_line(self, job: Job, news: News) -> None:
+        """Print a line if a run has ended, or if nothing was printed for a while."""
         now = time.monotonic()
-        if not news.ended and now - self._said < PAUSE:
+        if not news.ended and now - self._last_line < PAUSE:
             return
-        self._said, run = now, f"{job.name}, seed {job.recipe.seed}"
+        self._last_line, run = now, f"{job.name}, seed {job.recipe.seed}"
         what = news.said if news.ended else f"epoch {news.epoch} of {job.recipe.epochs}"
         count = f"{len(self._ended)}/{len(self._jobs)}  {now - self._begun:.0f} s"
         print(f"{count}  {run}: {what}{self._remaining}", file=sys.stderr, flush=True)
 
-    def _move(self, job: Job, news: News) -> None:
+    def _update_bars(self, job: Job, news: News) -> None:
         if news.ended:
             if news.key in self._tasks:
                 self._bars.remove_task(self._tasks.pop(news.key))
@@ -99,7 +100,7 @@ _OTHERS = {
 
 
 def other_measures(records: Sequence[Any]) -> Table | None:
-    """Means over seeds of what is measured besides accuracy; None if no run has ended."""
+    """A table of test loss, curvature and time, as means over seeds; None if no run has ended."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""What there is to choose from, as tables for the terminal."""
+"""Tables for the terminal: lists of methods, data sets, models and experiments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 
 def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], **style: Any) -> None:
-    """Print a table. Names such as :smile: stay as they are."""
+    """Print a table. Text such as :smile: is not replaced by an emoji."""
     table = Table(*head, **style)
     for row in rows:
         table.add_row(*row)
@@ -19,7 +19,7 @@ def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], **style: Any)
 
 
 def show_methods() -> None:
-    """The methods of the registry."""
+    """Print the methods of the registry."""
     from ..methods.registry import HEADER, table_rows
 
     caption = "looks: gradient evaluations per step; copies: extra model copies at the peak"
@@ -27,7 +27,7 @@ def show_methods() -> None:
 
 
 def show_data(folder: Path | None) -> None:
-    """The data sets, and whether they are in the folder."""
+    """Print the data sets, and whether they are in the folder."""
     from ..lab.data import data_names
 
     rows = [(listing.name, listing.about, "yes" if listing.found else "no") for listing in data_names(folder)]
@@ -35,14 +35,14 @@ def show_data(folder: Path | None) -> None:
 
 
 def show_models() -> None:
-    """The models."""
+    """Print the models."""
     from ..lab.models import model_names
 
     show_table(("model", "about"), list(model_names()))
 
 
 def show_experiments(results: Any) -> None:
-    """The papers' tables and figures, and which of them have been run."""
+    """Print the papers' tables and figures, and which of them have been run."""
     from ..papers.registry import paper_titles
     from ..papers.show import overview
 

@@ -171,7 +171,7 @@ def collect(folder: Path, experiment: Experiment, scale: str = "full", into: Pat
     if into.resolve().is_relative_to(_PACKAGE):
         raise UserError(f"{into} is inside the package: choose another folder for results")
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
+        raise UserError(f"folder {folder} does not exist")
     into.mkdir(parents=True, exist_ok=True)
     path = into / f"{experiment.slug}.jsonl"
     kept = {line["key"]: line for line in _lines(path)}

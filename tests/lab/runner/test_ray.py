@@ -69,7 +69,7 @@ def test_workers_that_die_are_told_in_one_line(tmp_path):
     done = script(tmp_path, dies=True)
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and "the Ray cluster failed (" in last, done.stderr
-    assert "nothing is lost: run the same command again to go on" in last
+    assert "nothing is lost: run the same command again to resume" in last
 
 
 class FakeRay:

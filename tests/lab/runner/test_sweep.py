@@ -68,13 +68,13 @@ def test_a_grid_on_held_out_data():
     best = max({r["label"] for r in records}, key=lambda name: score([r for r in records if r["label"] == name]))
     body = [line for line in result.stdout.splitlines() if "lr=" in line and "│" in line]
     assert len(body) == 4 and best in body[0]
-    (said,) = [line for line in result.stdout.splitlines() if line.startswith("the best, on all training data: ")]
+    (said,) = [line for line in result.stdout.splitlines() if line.startswith("to train with the best setting")]
     chosen = next(r for r in records if r["label"] == best)["recipe"]
     command = said.partition(": steppe ")[2].split(" ")
     run(*command, "--no-curvature", "--out", "chosen")
     assert read_records("chosen")[0]["recipe"] == {**chosen, "hold_out": 0.0}
-    (compare,) = [line for line in result.stdout.splitlines() if line.startswith("whether it helps: ")]
-    assert compare.startswith("whether it helps: steppe compare --data digits --model digits-mlp --methods sam")
+    (compare,) = [line for line in result.stdout.splitlines() if line.startswith("to see whether it helps: ")]
+    assert compare.startswith("to see whether it helps: steppe compare --data digits --model digits-mlp --methods sam")
     assert compare.endswith(" --seeds 10") and "--hold-out" not in compare
     # A candidate is the run that `train` would do.
     again: Any
@@ -104,9 +104,9 @@ def test_wrong_labels_that_we_made_do_not_judge():
 
 
 def test_what_diverged_is_not_the_best():
-    assert "every run diverged: none is the best" in run("sweep", "--grid", "lr=1e30,1e35", *QUICK).stdout
+    assert "every run diverged, so there is no best setting" in run("sweep", "--grid", "lr=1e30,1e35", *QUICK).stdout
     said = run("sweep", "--grid", "lr=1e30,0.1", *QUICK).stdout
-    assert "the best, on all training data: " in said and "1e+30 --" not in said
+    assert "to train with the best setting on all training data: " in said and "1e+30 --" not in said
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of optuna and what it brings
@@ -175,7 +175,7 @@ def test_what_is_done_here_is_not_sent_to_a_cluster(monkeypatch):
     command = ["sweep", "--grid", "lr=0.01,0.1", *QUICK]
     run(*command)
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("nothing is left to do"))
-    assert "2 of 2 runs were done before" in run(*command, "--on", "ray").stderr
+    assert "2 of 2 runs were already done" in run(*command, "--on", "ray").stderr
 
 
 def sampled(*args: str) -> list[str]:

@@ -160,7 +160,7 @@ def test_a_comparison_is_stopped_killed_and_finished(tmp_path, monkeypatch):
     os.killpg(first.pid, signal.SIGINT)  # as a terminal does: to the workers too
     _, said = first.communicate(timeout=PATIENCE)
     assert first.returncode == 130 and "Traceback" not in said, said
-    assert said.endswith("steppe: stopped; nothing is lost. Run the same command again to go on.\n")
+    assert said.endswith("steppe: stopped; nothing is lost. Run the same command again to resume.\n")
     second = two_workers_that_train("second")
     second.kill()
     second.communicate(timeout=PATIENCE)  # ends when the workers, which hold the pipes, have ended too

@@ -19,19 +19,22 @@ from ..runs import address_of, report_runs, train_all
 def command(
     recipe: Any,
     place: Any,
-    more: Annotated[list[str] | None, typer.Argument(metavar="[METHODS]...", help="More methods.")] = None,
-    methods: Annotated[list[str] | None, typer.Option(help="sam:rho=0.1,gsam,gam:T=3")] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="How many seeds, from 0: by default 3; without any option 10.")
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="[METHODS]...", help="Methods to compare, as with --methods.")
     ] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(help="Methods to compare, with their settings: sam:rho=0.1,gsam,gam:T=3. Default: four methods."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds. Default: 3; without any option 10.")] = None,
     equal_cost: Annotated[
-        bool, typer.Option(help="Also train the base longer, until it has cost as much as a method.")
+        bool, typer.Option(help="Also train the base optimizer longer, until it has cost as much as each method.")
     ] = True,
     rivals: Annotated[
         list[str] | None,
         typer.Option(
-            help="Other forms of the base to beat: average=ema:10%, nesterov=true, weight_decay=5e-4; none for none. "
-            "By default these, where they apply."
+            help="Variants of the base that methods must beat at equal cost: average=ema:10%, nesterov=true or "
+            "weight_decay=5e-4; none for no variant. Repeatable. Default: these three, where they apply."
         ),
     ] = None,
     jobs: Jobs = None,
@@ -44,7 +47,7 @@ def command(
     """Train one model on one data set with several methods and seeds; report accuracy, sharpness and cost.
 
     Without any option: the digits that come with scikit-learn, with clean and with 60 % wrong labels, a small net, four
-    methods, ten seeds; two to three minutes on two cores. Runs that are done already are not repeated.
+    methods, ten seeds; two to three minutes on two cores. Finished runs in --out are not repeated.
     """
     from ...lab.recipe.method_text import split_methods
     from ...lab.records import metric_of
@@ -70,12 +73,12 @@ def command(
     with resumable():
         records = train_all(planned, where, how_many_jobs(jobs, where.device), address_of(on, address))
         metric = metric_of(records)
-        said = headline(records, metric), table(records, metric), other_measures(records)
-        report_runs(records, out / "report.html", *said, metric=metric, as_json=as_json)
+        shown = headline(records, metric), table(records, metric), other_measures(records)
+        report_runs(records, out / "report.html", *shown, metric=metric, as_json=as_json)
 
 
 def _rivals(texts: list[str] | None, base: Any, equal_cost: bool) -> list[dict[str, Any]]:
-    """Each text is one rival; by default the usual ones, if methods are compared at equal cost."""
+    """The rivals of the base, one per text; by default the usual ones, if methods are compared at equal cost."""
     from ...lab.recipe.recipe import read_settings
     from ...lab.runner.comparison import usual_rivals
 

@@ -1,7 +1,7 @@
 """`steppe doctor`: what works on this machine, one line each.
 
-Everything is tried, not looked up: a step in half precision, a captured step, a compiled function, the import of every
-optional package. Imports run in another process, so that one that crashes gives a line too.
+Everything is tried out: a step in half precision, a captured step, a compiled function, the import of every optional
+package. Imports run in another process, so that a crash is reported as one line too.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def line_for(finding: Finding, encoding: str | None = "utf-8") -> tuple[str, str
 def command(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON, for programs and bug reports.")] = False,
 ) -> None:
-    """Report what works on this machine: torch, devices, precisions, optional packages, data."""
+    """Check what works on this machine: torch, devices, precisions, optional packages, data."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about devices that it tried
         if json_:

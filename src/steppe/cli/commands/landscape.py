@@ -24,15 +24,17 @@ def command(
     objective: Any,
     checkpoints: Checkpoints,
     dimensions: Annotated[int, typer.Option(help="1 for a line, 2 for a surface.")] = 2,
-    along: Annotated[str, typer.Option(help="random (filter-normalised) or eigenvectors.")] = "random",
-    reach: Annotated[float, typer.Option(help="How far to go from the weights, in both directions.")] = 1.0,
-    points: Annotated[int, typer.Option(help="Points per axis, an odd number.")] = 25,
-    html: Annotated[bool, typer.Option(help="Also write an interactive surface (needs plotly).")] = True,
-    out: Annotated[Path, typer.Option(help="The folder for figures.")] = Path("landscape"),
+    along: Annotated[str, typer.Option(help="Directions: random (filter-normalised) or eigenvectors.")] = "random",
+    reach: Annotated[
+        float, typer.Option(help="How far to go from the weights both ways, as a multiple of the direction.")
+    ] = 1.0,
+    points: Annotated[int, typer.Option(help="Points per axis; an odd number, so that one is the centre.")] = 25,
+    html: Annotated[bool, typer.Option(help="Also write an interactive HTML surface (needs plotly).")] = True,
+    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("landscape"),
 ) -> None:
     """Draw the loss around one or more checkpoints: PNG, SVG, and an interactive HTML surface.
 
-    Several checkpoints are also drawn side by side, with one scale.
+    Several checkpoints are also drawn side by side, on one scale.
     """
     if dimensions not in (1, 2):
         raise UserError(f"--dimensions must be 1 or 2, not {dimensions}")
@@ -84,7 +86,7 @@ def _surfaces(
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Names for files: those that occur several times are numbered."""
+    """Distinct names for files: a name that occurs several times gets a number."""
     return [name if names.count(name) == 1 else f"{name}-{index}" for index, name in enumerate(names, start=1)]
 
 

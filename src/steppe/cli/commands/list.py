@@ -13,9 +13,13 @@ from . import methods
 
 
 def command(
-    what: Annotated[str, typer.Argument(help="data, models, methods or recipes.")],
-    name: Annotated[str | None, typer.Argument(help="Show one method in full, as `steppe methods NAME` does.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
+    what: Annotated[str, typer.Argument(help="What to list: data, models, methods or recipes.")],
+    name: Annotated[
+        str | None, typer.Argument(help="With `methods`: one method to describe, as `steppe methods NAME` does.")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the data sets. Default: $STEPPE_DATA, else ~/.cache/steppe.")
+    ] = None,
 ) -> None:
     """List what can be trained: data sets, models, methods, and the papers' tables as recipes."""
     from ...papers.store import Results

@@ -1,4 +1,4 @@
-"""`steppe measure`: how curved the loss is at checkpoints."""
+"""`steppe measure`: the curvature of the loss at checkpoints."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ def command(
     objective: Any,
     checkpoints: Checkpoints,
     what: Annotated[
-        list[str] | None, typer.Option(help=f"Any of {', '.join(MEASURES)}; all but flatness by default.")
+        list[str] | None,
+        typer.Option(help=f"What to measure: {', '.join(MEASURES)}. Repeatable. Default: all but flatness."),
     ] = None,
-    top: Annotated[int, typer.Option(help="How many eigenvalues.")] = 5,
-    rtol: Annotated[float, typer.Option(help="Relative standard error to stop at.")] = 0.01,
-    rho: Annotated[float, typer.Option(help="Radius for flatness.")] = 0.05,
-    max_matvecs: Annotated[int, typer.Option(help="Hessian products per measure at most.")] = 2000,
-    out: Annotated[Path, typer.Option(help="The folder for JSON and figures.")] = Path("curvature"),
-    resume: Annotated[bool, typer.Option(help="Go on where the same command was stopped before.")] = True,
+    top: Annotated[int, typer.Option(help="Number of largest eigenvalues.")] = 5,
+    rtol: Annotated[
+        float, typer.Option(help="Relative standard error at which an estimate is accurate enough.")
+    ] = 0.01,
+    rho: Annotated[float, typer.Option(help="Radius of the flatness measures, a distance in weight space.")] = 0.05,
+    max_matvecs: Annotated[int, typer.Option(help="Largest number of Hessian-vector products per measure.")] = 2000,
+    out: Annotated[Path, typer.Option(help="Folder for JSON and figures.")] = Path("curvature"),
+    resume: Annotated[bool, typer.Option(help="Resume if the same command was interrupted before.")] = True,
 ) -> None:
-    """Measure how curved the loss is at one or more checkpoints, with error bars."""
+    """Measure the curvature of the loss at one or more checkpoints, with error bars."""
     wanted = list(what or ()) or [name for name in MEASURES if name != "flatness"]
     asked = Request(wanted, top, rtol, rho, max_matvecs, objective["seed"])
     _check(asked)
     found, partials = {}, []
-    again = f"Run the same command again to go on from {out / '.partial'}, or with --no-resume to start over."
+    again = f"Run the same command again to resume from {out / '.partial'}, or with --no-resume to start over."
     with resumable(again), user_mistakes(ValueError, TypeError, ImportError):
         for path, (name, loss) in zip(checkpoints, objectives(checkpoints, objective), strict=True):
             typer.echo(f"measuring {name}: {loss.size:,} weights", err=True)
@@ -52,7 +55,7 @@ def command(
 
 
 def _check(asked: Request) -> None:
-    """Before any measure is computed, which may take hours."""
+    """Raise for a wrong option before any measure is computed, which may take hours."""
     for name in asked.wanted:
         if name not in MEASURES:
             raise UserError(f"--what is one of {', '.join(MEASURES)}, not {name}")

@@ -12,8 +12,8 @@ from ..tables import show_methods
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="Show one method in full.")] = None,
-    markdown: Annotated[bool, typer.Option(help="Print a Markdown table.")] = False,
+    name: Annotated[str | None, typer.Argument(help="A method: print its settings, equations and paper.")] = None,
+    markdown: Annotated[bool, typer.Option(help="Print the list as a Markdown table.")] = False,
 ) -> None:
     """List the methods: what they cost, what they store, when to use them."""
     from ...methods.registry import defaults_text, find

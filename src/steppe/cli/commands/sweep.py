@@ -21,14 +21,29 @@ def command(
     recipe: Any,
     place: Any,
     method: Method = "sam",
-    grid: Annotated[list[str] | None, typer.Option(help="lr=1e-3,1e-2 or sam.rho=0.05,0.1")] = None,
-    range_: Annotated[list[str] | None, typer.Option("--range", help="lr=1e-4..1e-1, for a sampler.")] = None,
-    sampler: Annotated[str, typer.Option(help="tpe or random, with --range.")] = "tpe",
-    trials: Annotated[int, typer.Option(help="How many trials, with --range.")] = 20,
-    storage: Annotated[str, typer.Option(help="Database of the trials; by default SQLite in --out.")] = "",
-    study: Annotated[str, typer.Option(help="Name of the study in the database; by default one for each search.")] = "",
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(help="Values to try: lr=1e-3,1e-2 or sam.rho=0.05,0.1. Repeatable: all combinations are trained."),
+    ] = None,
+    range_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range",
+            help="Range to sample from: lr=1e-4..1e-1 or sam.rho=0.01..0.5, on a logarithmic scale if it spans a "
+            "factor of 10. Repeatable.",
+        ),
+    ] = None,
+    sampler: Annotated[str, typer.Option(help="With --range: how Optuna samples, tpe or random.")] = "tpe",
+    trials: Annotated[int, typer.Option(help="With --range: number of settings to try.")] = 20,
+    storage: Annotated[
+        str, typer.Option(help="With --range: URL of Optuna's database. Default: an SQLite file in --out.")
+    ] = "",
+    study: Annotated[
+        str, typer.Option(help="With --range: name of the study in the database. Default: a name for this search.")
+    ] = "",
     hold_out: Annotated[
-        float, typer.Option(help="Share of the training data to compare settings on; 0: use the test data.")
+        float,
+        typer.Option(help="Share of the training data that settings are compared on; 0 compares on the test data."),
     ] = 0.2,
     seeds: Seeds = 3,
     jobs: Jobs = None,
@@ -36,10 +51,10 @@ def command(
     address: Address = "",
     out: Out = Path("runs"),
 ) -> None:
-    """Search for settings, over a grid or by sampling, on training data held out for it.
+    """Search for settings, over a grid or by sampling, judged on held-out training data.
 
-    Settings that cannot be told apart from the best are tied with it. At the end stands the command that compares the
-    best with its base, on the test data.
+    Settings that cannot be told apart from the best are tied with it. The last line is the command that compares the
+    best setting with its base on the test data.
     """
     from ...lab.runner import sweep
     from ...lab.runner.comparison import notes, with_method
@@ -70,17 +85,17 @@ def command(
             records = sweep.over_grid(template, space, range(seeds), run)
         report_runs(records, out / "report.html", sweep.table_of(records))
     if all(record["status"] == "diverged" for record in records):
-        typer.echo("every run diverged: none is the best")
+        typer.echo("every run diverged, so there is no best setting")
     else:
         if same := sweep.tied(records):
             typer.echo(f"tied with the best: {', '.join(same)}")
         best = sweep.best(records)
-        typer.echo(f"the best, on all training data: {command_for(best)}")
-        typer.echo(f"whether it helps: {_comparison(best)}")
+        typer.echo(f"to train with the best setting on all training data: {command_for(best)}")
+        typer.echo(f"to see whether it helps: {_comparison(best)}")
 
 
 def _comparison(recipe: Any) -> str:
-    """The `steppe compare` command of a recipe's method and its base."""
+    """The `steppe compare` command that compares a recipe's method with its base."""
     words = shlex.split(command_for(recipe))
     words[words.index("--method")] = "--methods"
     return shlex.join(["steppe", "compare", *words[2 : words.index("--seed")], "--seeds", "10"])

@@ -19,10 +19,12 @@ def command(
     place: Any,
     method: Method = "plain",
     seed: Seed = 0,
-    distributed: Annotated[str, typer.Option(help="ddp or fsdp2, under torchrun.")] = "",
+    distributed: Annotated[
+        str, typer.Option(help="Train on several processes, started by torchrun: ddp or fsdp2.")
+    ] = "",
     out: Out = Path("runs"),
 ) -> None:
-    """Train one model once. Under torchrun, on several processes."""
+    """Train one model with one method and one seed; with torchrun, on several processes."""
     from ...lab.records import with_average
     from ...lab.runner import comparison
     from ...lab.runner.local import Job, notes, train_jobs
@@ -41,11 +43,11 @@ def command(
     if ranks.first:
         end = record["final"]
         assert end is not None  # the run has ended
-        said = record["verdict"] or f"{_result(record)}, loss {end['test_loss']:.4f}"
-        typer.echo(f"{record['label']}: {said}, {end['seconds']:.1f} s, {end['gradients']} gradients")
+        result = record["verdict"] or f"{_result(record)}, loss {end['test_loss']:.4f}"
+        typer.echo(f"{record['label']}: {result}, {end['seconds']:.1f} s, {end['gradients']} gradients")
         for averaged in with_average(record)[1:]:
             typer.echo(f"{averaged['label']}: {_result(averaged)}, loss {averaged['final']['test_loss']:.4f}")
-        typer.echo(f"{'done before:' if display.before else 'wrote'} {out / (record['key'] + '.json')}")
+        typer.echo(f"{'already done:' if display.before else 'wrote'} {out / (record['key'] + '.json')}")
     if distributed:
         _leave_group()
 

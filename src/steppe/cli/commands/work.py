@@ -1,4 +1,4 @@
-"""`steppe work`: train runs that wait in a folder, beside other processes and machines."""
+"""`steppe work`: train the queued runs of a folder that several processes and machines share."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ import typer
 from ...support.devices import best_device, require_device
 from ...support.errors import UserError
 from ..errors import resumable
+from ..options import DEVICE, THREADS
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="The folder that a command with --on queue has filled.")],
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    threads: Annotated[int, typer.Option(help="Threads on a CPU.")] = 1,
-    wait: Annotated[bool, typer.Option(help="Go on until all runs are done, and take over those of the dead.")] = False,
-    stale: Annotated[float, typer.Option(help="Seconds without a sign of life after which a process is dead.")] = 60.0,
+    folder: Annotated[Path, typer.Argument(help="Folder with queued runs: --out of a command with --on queue.")],
+    device: Annotated[str, typer.Option(help=DEVICE)] = "auto",
+    threads: Annotated[int, typer.Option(help=THREADS)] = 1,
+    wait: Annotated[
+        bool, typer.Option(help="Wait until all runs are done, and take over runs whose process has died.")
+    ] = False,
+    stale: Annotated[
+        float, typer.Option(help="Seconds after which another process that does not report counts as dead.")
+    ] = 60.0,
 ) -> None:
-    """Train runs that wait in a folder. Start it in every job of a SLURM array, or on every machine.
+    """Train the queued runs of a folder. Start it in every job of a SLURM array, or on every machine.
 
-    Each process takes a run that no other has taken. A run whose process was killed is taken over and goes on from its
+    Each process takes a run that no other has taken. A run whose process was killed is taken over and resumes from its
     checkpoint.
     """
     from ...lab.runner.shared_folder import counts, work

@@ -292,7 +292,7 @@ def _in_processes(tasks: list[list[Job]], place: Place, workers: int, tell: Tell
             for future in ended:
                 yield future.result()
     except BrokenProcessPool:
-        raise UserError("a worker process was killed (out of memory?); run the same command again to go on") from None
+        raise UserError("a worker process was killed (out of memory?); run the same command again to resume") from None
     finally:
         processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)

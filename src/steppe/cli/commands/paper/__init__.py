@@ -1,1 +1,1 @@
-"""The papers' tables and figures, run again."""
+"""Reproduce the tables and figures of the papers."""

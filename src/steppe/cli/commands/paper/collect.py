@@ -12,19 +12,19 @@ from ...paper_options import Kept, Name, Scale
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Where `steppe paper run` left its records.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of records: --out of `steppe paper run`.")],
     name: Name,
     scale: Scale = "full",
     results: Kept = None,
 ) -> None:
-    """Add the finished runs of a folder to the kept results: one small line per run, each run once."""
+    """Add the finished runs of a folder to the kept results: one line of JSON per run, each run once."""
     from ....papers.experiment import check_scale
     from ....papers.registry import find
     from ....papers.store import collect, results_folder
 
     experiment = find(name)
     if check_scale(scale) == "smoke" and results is None:
-        raise UserError("smoke runs are not worth keeping; to collect them all the same, name a folder: --results")
+        raise UserError("smoke runs are not worth keeping; to collect them anyway, name a folder with --results")
     into = results or results_folder()
     total, new = collect(folder, experiment, scale, into)
     path = into / f"{experiment.slug}.jsonl"

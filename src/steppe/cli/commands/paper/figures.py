@@ -12,8 +12,10 @@ from ...paper_options import Kept, kept_results
 
 
 def command(
-    out: Annotated[Path, typer.Argument(help="The folder to draw into.")] = Path("figures"),
-    names: Annotated[list[str] | None, typer.Option("--name", help="Only these: s0/fig2.")] = None,
+    out: Annotated[Path, typer.Argument(help="Folder for the figures.")] = Path("figures"),
+    names: Annotated[
+        list[str] | None, typer.Option("--name", help="Only this figure, such as s0/fig2. Repeatable.")
+    ] = None,
     results: Kept = None,
 ) -> None:
     """Draw the figures from kept results. A figure without results is reported as not run."""

@@ -11,7 +11,7 @@ from ...tables import show_experiments, show_table
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="A table or figure: list its cells.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A table or figure, such as s0/table1: list its cells.")] = None,
     results: Kept = None,
 ) -> None:
     """List the papers' tables and figures, or the cells of one, and which of them have been run."""

@@ -11,36 +11,44 @@ import typer
 from ....support.devices import best_device, require_device
 from ....support.errors import UserError
 from ...errors import resumable, say
-from ...options import Address, Jobs, On, Together
+from ...options import DEVICE, THREADS, Address, Jobs, On, Together
 from ...paper_options import Name, Scale
 from ...prepare import how_many_jobs, make_folder, runs_at_once
 from ...runs import QUEUE, address_of, leave_to_others
 
-Cells = Annotated[list[str] | None, typer.Option(help="Only these: cifar10/cnn-5, gam, */cnn-*/gam. Several: commas.")]
+Cells = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Only these cells, separated by commas: whole names, beginnings (cifar10/cnn-5), parts (gam) or patterns "
+        "(*/cnn-*/gam)."
+    ),
+]
 
 
 def command(
     name: Name,
     scale: Scale = "full",
-    seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0; by default as many as the paper.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds. Default: as many as the paper.")] = None,
     cells: Cells = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    device: Annotated[str, typer.Option(help=DEVICE)] = "auto",
     together: Together = None,
     jobs: Jobs = None,
     on: On = "local",
     address: Address = "",
-    threads: Annotated[int, typer.Option(help="Threads of a process on a CPU.")] = 1,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets; by default $STEPPE_DATA.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for records; by default runs/, named after the table.")
+    threads: Annotated[int, typer.Option(help=THREADS)] = 1,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the data sets. Default: $STEPPE_DATA, else ~/.cache/steppe.")
     ] = None,
-    missing: Annotated[bool, typer.Option("--missing", help="Leave out runs whose results are kept already.")] = False,
-    dry: Annotated[bool, typer.Option(help="Only list what would be run.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the records. Default: a folder in runs/, named after the paper.")
+    ] = None,
+    missing: Annotated[bool, typer.Option("--missing", help="Only runs whose results are not kept yet.")] = False,
+    dry: Annotated[bool, typer.Option(help="Only list the runs; train nothing.")] = False,
 ) -> None:
-    """Run a table or figure again, or some of its cells. Finished runs are not repeated, stopped runs go on.
+    """Train the cells of a table or figure, or some of them. Finished runs are not repeated; stopped runs resume.
 
-    Several machines can each run some cells into folders of their own; `steppe paper collect` brings results together.
-    With --missing a fresh machine goes on where the kept results end.
+    Several machines can each run some cells into folders of their own; `steppe paper collect` merges the results. With
+    --missing a new machine runs only what the kept results lack.
     """
     from ....lab.runner.local import Place
     from ....papers.experiment import check_scale
@@ -68,11 +76,14 @@ def command(
     with resumable(), Display(planned.jobs) as display:
         run(planned, place, how_many_jobs(jobs, device), display, trainer)
     again = f"steppe paper collect {folder} {experiment.name}" + (f" --scale {scale}" if scale != "full" else "")
-    typer.echo(f"done; to keep the results: {again}")
+    typer.echo(f"done; to keep the results, run: {again}")
 
 
 def _trainer(address: str | None, planned: Any, place: Any) -> Any:
-    """What trains the runs: processes here, or a Ray cluster. Runs for the queue are queued, and the command ends."""
+    """The function that trains the runs: in local processes or on a Ray cluster.
+
+    With the queue, the runs are written to the folder and the command ends.
+    """
     from ....lab.runner.local import perform
     from ....lab.runner.ray import perform_on_ray
 
@@ -87,26 +98,26 @@ def _trainer(address: str | None, planned: Any, place: Any) -> Any:
 
 
 def _describe(planned: Any, folder: Path) -> None:
-    """Tell what will be run, and what the paper leaves open."""
+    """Print what will be run, and the choices that the paper leaves open."""
     count, work = len(planned.jobs) + len(planned.computed), sum(job.work for job in planned.jobs)
     typer.echo(f"{planned.experiment.name}: {count} runs at {planned.scale} scale, records in {folder}", err=True)
     if work:
-        typer.echo(f"the work of {work:.0f} epochs of plain training, finished runs included", err=True)
+        typer.echo(f"as much work as {work:.0f} epochs of plain training, finished runs included", err=True)
     for choice in planned.experiment.choices:
         typer.echo(f"note: {choice}", err=True)
 
 
 def default_folder(experiment: Any, scale: str) -> Path:
-    """Tables of one paper share a folder, and with it runs, unless they measure more than accuracy."""
+    """The default --out: tables of one paper share a folder, and so their runs, unless they measure more."""
     own = experiment.measuring is not None or experiment.watch is not None
     name = experiment.slug if own else experiment.paper
     return Path("runs") / (name if scale == "full" else f"{name}-{scale}")
 
 
 def _with_data(planned: Any, data_dir: Path | None, before: Any = None) -> Any:
-    """The plan without cells whose data is missing. Each missing data set is named; if all are, that is an error.
+    """The plan without the cells whose data is missing. Missing data sets are reported; if all are, it raises.
 
-    `before` checks that the data has what is measured at the end of a run, and returns a note about it.
+    `before` checks before training that the data has what is measured at the end of a run, and returns a note.
     """
     from ....lab.data import load
 

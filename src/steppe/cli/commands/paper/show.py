@@ -13,12 +13,14 @@ from ...paper_options import Kept, Name, kept_results
 def command(
     name: Name,
     results: Kept = None,
-    scale: Annotated[str | None, typer.Option(help="Only runs of this scale.")] = None,
-    runs: Annotated[Path, typer.Option(help="Folder of runs that may not be collected yet.")] = Path("runs"),
+    scale: Annotated[str | None, typer.Option(help="Only runs of this scale: full, small or smoke.")] = None,
+    runs: Annotated[Path, typer.Option(help="Folder to search for finished runs that are not collected yet.")] = Path(
+        "runs"
+    ),
 ) -> None:
-    """Show our numbers beside the paper's: difference in combined standard errors, verdict.
+    """Show our numbers beside the paper's, with the difference in combined standard errors and a verdict.
 
-    Runs that are finished and not collected yet are shown too, and marked.
+    Finished runs that are not collected yet are included and marked.
     """
     from ....papers.experiment import check_scale
     from ....papers.registry import find
