@@ -42,17 +42,28 @@ def text(difference: Any) -> str:
 
 
 def sentence() -> str:
-    """What the comparison says, with n and intervals."""
-    noisy, clean = rows(0.6)["SAM rho=0.1"], rows(0.0)["SAM rho=0.1"]
-    look = rows(0.6)["LookSAM rho=0.1"]
-    verdicts = {row.difference.verdict for row in rows(0.0).values() if row.role == "method"}
-    assert noisy.equal_cost.verdict == look.equal_cost.verdict == "better" and verdicts == {"no difference seen"}
+    """What the comparison says, with its intervals; it fails if the verdicts are no longer those of the words."""
+    asam, sam, look = (rows(0.6)[name] for name in ("ASAM", "SAM rho=0.1", "LookSAM rho=0.1"))
+    clean = [row.difference for row in rows(0.0).values() if row.role == "method"]
+    assert asam.equal_cost.verdict == "better" and sam.equal_cost.verdict.startswith("probably better")
+    assert {row.difference.verdict for row in (asam, sam, look)} == {"better"}
+    assert {one.verdict for one in clean} == {"no difference seen"}
+    largest = max(abs(end) for one in clean for end in (one.mean.low, one.mean.high))
     return (
-        f"With 60 % wrong labels SAM is {text(noisy.difference)} points above SGD, and {text(noisy.equal_cost)} above "
-        "the best of what costs no more: SGD trained up to twice as long, stopped early, or with Nesterov's momentum. "
-        f"LookSAM gains {text(look.equal_cost)} at {look.cost:.1f} times SGD's cost. With clean labels no "
-        f"difference is seen: SAM {text(clean.difference)}."
+        f"With 60 % wrong labels ASAM is {text(asam.difference)} points above SGD, and {text(asam.equal_cost)} above "
+        f"the best that SGD does at the same cost ({baselines()}). SAM is {text(sam.difference)} above SGD; its lead "
+        f"over that best form of SGD, {text(sam.equal_cost)}, is not certain. LookSAM is {text(look.difference)} above "
+        f"SGD at {look.cost:.1f} times its cost. With clean labels no method differs: every interval is within "
+        f"±{100 * largest:.1f} points."
     )
+
+
+def baselines() -> str:
+    """The forms of the base that methods are compared with, as the records have them."""
+    labels = " ".join(label.lower() for label, row in rows(0.6).items() if row.role != "method")
+    forms = {"ema": "averaged", "nesterov": "with Nesterov momentum", "weight decay": "with weight decay"}
+    found = ["trained up to twice as long", "stopped early", *(said for name, said in forms.items() if name in labels)]
+    return f"{', '.join(found[:-1])} or {found[-1]}"
 
 
 def conditions() -> str:
@@ -62,9 +73,16 @@ def conditions() -> str:
     assert losses == ["worse", "better"]
     examples = row.group.done[0]["test_examples"]
     return (
-        f"Digits, a small net, n = {row.n}, simultaneous 95 % intervals; {examples} test images, so one image is "
-        f"{100 / examples:.2f} points. SAM's test loss is higher than SGD's with wrong labels, lower with clean ones."
+        f"Digits, a small net, n = {row.n} seeds, simultaneous 95 % confidence intervals; one of the {examples} test "
+        f"images is {100 / examples:.2f} points. SAM's test loss is higher than SGD's with wrong labels and lower with "
+        "clean ones."
     )
+
+
+def best_base(noise: float) -> float:
+    """How far the best form of SGD at ASAM's cost is above SGD, in shares."""
+    asam = rows(noise)["ASAM"]
+    return asam.difference.mean.value - asam.equal_cost.mean.value
 
 
 def draw(theme: str = "light") -> Figure:
@@ -74,33 +92,40 @@ def draw(theme: str = "light") -> Figure:
     ink, good, bad, grey = INK[theme]
     figure = Figure(figsize=(9, 2.9), layout="constrained")
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
+    order = [row for row in rows(0.6).values() if row.role != "base" and "1.1x" not in row.label]
+    order.sort(key=lambda row: (row.role == "method", row.mean.value))  # both panels share it, and its labels
     for axis, (noise, title) in zip(axes, PANELS.items(), strict=True):
-        shown = [row for row in rows(noise).values() if row.role != "base" and "1.1x" not in row.label]
-        shown.sort(key=lambda row: (row.role == "method", row.label), reverse=True)
-        for place, row in enumerate(reversed(shown)):
-            one = row.difference
+        for place, label in enumerate(row.label for row in order):
+            one = rows(noise)[label].difference
             colour = {"better": good, "worse": bad}.get(one.verdict, grey)
             seeds = [100 * value for value in one.by_seed.values()]
             axis.plot(seeds, [place] * len(seeds), "o", color=colour, alpha=0.35, markersize=4, markeredgewidth=0)
-            axis.plot([100 * one.mean.low, 100 * one.mean.high], [place, place], "-", color=colour, linewidth=3)
+            if one.mean.low is not None:  # None: the same difference for every seed
+                axis.plot([100 * one.mean.low, 100 * one.mean.high], [place, place], "-", color=colour, linewidth=3)
             axis.plot(100 * one.mean.value, place, "D", color=colour, markersize=6)
         axis.axvline(0, color=ink, linewidth=0.8)
+        axis.axvline(100 * best_base(noise), color=ink, linewidth=0.8, linestyle="--")
         axis.set_title(f"digits, {title}", fontsize=11, color=ink)
-        axis.set_yticks(range(len(shown)), [_label(row) for row in reversed(shown)])
+        axis.set_yticks(range(len(order)), [_label(row) for row in order])
         axis.margins(y=0.12)
         axis.spines[["top", "right"]].set_visible(False)
         axis.spines[["left", "bottom"]].set_color(grey)
         axis.tick_params(colors=ink)
         axis.patch.set_alpha(0)
     n = next(iter(rows(0.6).values())).n
-    axis_label = f"test accuracy less SGD's, points: seeds, mean, 95 % interval, n = {n}; × is the cost"
+    axis_label = (
+        f"test accuracy minus SGD's, in points. Dots: seeds; bars: mean and 95 % interval (n = {n}); ×: cost\n"
+        "dashed: the best form of SGD at no more than twice its cost, stopped at its best tenth of training"
+    )
     figure.supxlabel(axis_label, fontsize=10, color=ink)
     figure.patch.set_alpha(0)
     return figure
 
 
 def _label(row: Any) -> str:
-    name = row.label.replace(" rho=", ", ρ = ").replace(", 2x longer", ", longer").replace("nesterov", "Nesterov")
+    name = row.label.partition(" rho=")[0].replace(", 2x longer", ", longer").replace("EMA over 10 %", "averaged")
+    if row.role == "method":
+        name += f", ρ = {row.group.done[0]['method']['settings']['rho']}"
     return f"{name}, {row.cost:.1f}×"
 
 
@@ -118,10 +143,18 @@ def compact(record: Mapping[str, Any]) -> dict[str, Any]:
     tenths = sorted({round(k * len(epochs) / 10) for k in range(1, 11)} - {0})
     numbers = ("epoch", "train_loss", "test_loss", "test_accuracy", "gradients")
     short = [{name: _rounded(epochs[k - 1][name]) for name in numbers} for k in tenths]
+    for kept, k in zip(short, tenths, strict=True):
+        if averaged := epochs[k - 1].get("averaged"):
+            kept["averaged"] = _all_rounded(averaged)
     values = {name: {k: _rounded(v) for k, v in found.items() if k in ("value", "rho")}
               for name, found in curvature.items() if isinstance(found, dict) and "value" in found}  # fmt: skip
     final = {name: _rounded(value) for name, value in record["final"].items() if name != "seconds"}  # a busy machine's
-    return {**record, "epochs": short, "curvature": values, "final": final}
+    found = {**record, "epochs": short, "curvature": values, "final": final}
+    return {**found, "averaged": _all_rounded(record["averaged"])} if "averaged" in record else found
+
+
+def _all_rounded(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _rounded(value) for name, value in values.items()}
 
 
 def _rounded(value: Any) -> Any:
