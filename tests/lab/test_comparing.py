@@ -120,6 +120,16 @@ def test_models_classes_modules_partials_and_data_functions(tmp_path):
     assert losses == pytest.approx([float(exact)] * 2, rel=1e-5), "runs start from the module's weights"
 
 
+def test_a_model_may_know_more_classes_and_tokens_than_the_data_has(tmp_path):
+    """A language model has the vocabulary of its tokenizer, not that of the text."""
+    few = tuple((x[y < 9], y[y < 9]) for x, y in DATA)
+    assert len(compare(tmp_path, data=few, model=lambda: nn.Linear(64, 10), seeds=1).records) == 2
+    tokens = torch.tensor(list(b"All happy families are alike; each unhappy family is unhappy in its own way. " * 9))
+    net = lambda: nn.Sequential(nn.Embedding(500, 4), nn.Linear(4, 500))  # noqa: E731
+    result = compare(tmp_path, data=(tokens, tokens), model=net, task="language", batch=2, seeds=1)
+    assert result.metric == "test_perplexity" and "python:" not in repr(result)
+
+
 def test_a_base_a_loss_and_a_metric_of_ones_own(tmp_path):
     def base(params, lr):
         return [torch.optim.SGD([p], lr=lr) for p in params]
@@ -130,6 +140,10 @@ def test_a_base_a_loss_and_a_metric_of_ones_own(tmp_path):
         metric=lambda out, y: (out.flatten() - y).abs().max(),
     )  # fmt: skip
     assert result.metric == "test_metric" and "base" in result.table.index
+    given = {"loss": nn.CrossEntropyLoss(label_smoothing=0.1), "seeds": 1, "label_smoothing": 0.0}
+    smooth = compare(tmp_path / "module", **given).records[0]["epochs"][0]["train_loss"]
+    same = compare(tmp_path / "setting", seeds=1, label_smoothing=0.1).records[0]["epochs"][0]["train_loss"]
+    assert smooth == same, "a module of torch.nn is a loss"
     means = result.table.test_metric
     assert result.best().mean.value == means.min(), "lower is better"
     assert next(iter(result.table.index)) == "base"
@@ -148,6 +162,9 @@ WRONG: dict[str, dict[str, Any]] = {
     "gave a int, not a torch.nn.Module": {"model": lambda: 3},
     "gave a int, not a torch.optim.Optimizer": {"base": lambda params: 3},
     "gave the same module again: make a new one each time": {"model": lambda: ONE},
+    "every run needs its own: give its class": {"base": torch.optim.SGD(ONE.parameters(), lr=0.1)},
+    "lower_is_better is for a metric of your own": {"lower_is_better": True},
+    "the largest class is 10": {"data": tuple((x, y + 1) for x, y in DATA), "model": lambda: nn.Linear(64, 10)},
     "needs at least one method and one seed": {"seeds": 0},
     "on is 'local' or 'ray', not 'mars'": {"on": "mars"},
     "batch 50 is larger than the 1 training examples": {"data": ((X[:1].float(), Y[:1]), (X[:9].float(), Y[:9]))},
@@ -178,12 +195,12 @@ def test_lines_tell_how_long_the_rest_will_take(monkeypatch):
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     show = Lines(jobs, said.append)
-    show(News(jobs[0].recipe.key, 10, ended=True, said="97 %", before=True))
+    show(News(jobs[0].recipe.key, 10, ended=True, result="97 %", before=True))
     for job in jobs[1:]:  # other processes need 15 seconds to start
         now += 15
         show(News(job.recipe.key, 5))
         now += 15
-        show(News(job.recipe.key, 10, ended=True, said="97 %"))
+        show(News(job.recipe.key, 10, ended=True, result="97 %"))
     assert [line.partition("about ")[2] for line in said] == ["60 s left", "30 s left", ""]
     assert said[0] == "2/4  Adam, seed 1: 97 %, about 60 s left"
 

@@ -109,6 +109,8 @@ class Asked:
         data = None if self.data is None else data_name_of(self.data)
         if data is not None and is_users(data) and self.model is None:
             raise UserError("name a model for your own data: model=make_model")
+        if self.lower_is_better and self.metric is None:
+            raise UserError("lower_is_better is for a metric of your own: give metric")
         cached_data.cache_clear()  # a function of the same name may have been given before
         own = {name: getattr(self, name) for name in ("model", "base", "loss", "metric")}
         names = {name: None if thing is None else own_name(name, thing) for name, thing in own.items()}
@@ -192,4 +194,4 @@ class Lines:
         if not news.before:
             recipe, name = self._jobs[news.key].recipe, self._jobs[news.key].name
             count = f"{len(self._ended)}/{len(self._jobs)}"
-            self._write(f"{count}  {name}, seed {recipe.seed}: {news.said}{self._remaining}")
+            self._write(f"{count}  {name}, seed {recipe.seed}: {news.result}{self._remaining}")

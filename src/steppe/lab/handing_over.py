@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from ..method import Method
 from ..methods.registry import own_methods
@@ -64,8 +65,12 @@ def own_name(kind: str, thing: Any) -> str:
     """The name of a model, a base, a loss or a metric: a text is one already."""
     if isinstance(thing, str):
         return thing
-    if isinstance(thing, nn.Module):
+    if isinstance(thing, nn.Module) and kind == "model":
         return keep(type(thing).__name__, functools.partial(copy.deepcopy, thing))  # every run starts from its weights
+    if isinstance(thing, Optimizer):
+        raise UserError(
+            f"{kind} is one optimizer, but every run needs its own: give its class, or a function of (params, lr)"
+        )
     if not callable(thing):
         raise UserError(f"{kind} must be a name or a function, not a {type(thing).__name__}")
     return keep(_name_of(thing, kind), thing)
@@ -77,7 +82,7 @@ def data_name_of(data: Any) -> str:
         return data
     if callable(data) and not hasattr(data, "__getitem__"):
         return keep(_name_of(data, "data"), data)
-    return keep(f"data-{(fingerprint(data) or 'unknown')[:6]}", data)  # other data has another name, and other runs
+    return keep(f"data-{(fingerprint(data) or 'unread')[:6]}", data)  # other data has another name, and other runs
 
 
 def _name_of(thing: Any, kind: str) -> str:

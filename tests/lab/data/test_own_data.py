@@ -178,6 +178,9 @@ def test_random_splits_are_the_same_in_every_process(monkeypatch):
 WRONG = {
     "targets are not whole numbers, so they are not classes: name the task": ((X, X[:, 0]), (X, X[:, 0])),
     "these are four: give two pairs": (X, X, Y, Y),
+    "there are 4 targets for each example: name the task, such as multi-label": ((X, X.long()), (X, X.long())),
+    "this is one pair of inputs and targets: give two": (X, Y),
+    "there is text, or something else that is not numbers": ((X, Y.numpy().astype(str)), (X, Y)),
     "no test examples": ((X, Y), (X[:0], Y[:0])),
     "no training examples": ((X[:0], Y[:0]), (X, Y)),
     r"inputs have the shape \(4,\) in training and \(3,\) in the test data": ((X, Y), (X[:, :3], Y)),

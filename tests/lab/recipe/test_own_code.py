@@ -126,10 +126,22 @@ def test_classes_objects_and_data_are_what_they_contain():
     x = torch.arange(6.0)
     assert fingerprint(x) == fingerprint(x.clone()) != fingerprint(x.view(2, 3))
     assert fingerprint({"a": np.ones(3)}) == fingerprint({"a": np.ones(3)}) != fingerprint({"a": np.zeros(3)})
+    assert fingerprint(range(3)) == fingerprint(range(3)) != fingerprint(range(4))
     table = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
     assert fingerprint(table) == fingerprint(table.copy()) != fingerprint(table.replace("x", "z"))
     assert fingerprint((1, "a", None)) == fingerprint((1, "a", None)) != fingerprint((1, "b", None))
     assert fingerprint(steppe.SAM(rho=0.1)) != fingerprint(steppe.SAM(rho=0.2))
+
+
+def test_data_sets_are_what_they_read():
+    def stream(factor):
+        class Stream(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                return iter([factor])
+
+        return torch.utils.data.DataLoader(Stream(), batch_size=2)
+
+    assert fingerprint(stream(2)) == fingerprint(stream(2)) != fingerprint(stream(3)) and fingerprint(stream(2))
 
 
 def test_what_cannot_be_read_is_told_and_never_taken_for_the_same():

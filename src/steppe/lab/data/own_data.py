@@ -94,6 +94,8 @@ def _split(part: Any, task: str) -> Split:
 
 
 def _classes(targets: Tensor) -> Tensor:
+    if targets.dim() > 1 and targets.shape[1] > 1:
+        raise UserError(f"there are {targets.shape[1]} targets for each example: name the task, such as multi-label")
     if targets.is_floating_point() and not bool((targets == targets.round()).all()):
         raise UserError("targets are not whole numbers, so they are not classes: name the task, such as regression")
     return targets.long()
@@ -114,6 +116,8 @@ def _arrays(part: Any, task: str) -> tuple[Any, Any]:
         return _arrays_of_batch(default_collate([part[i] for i in range(count)]), task)
     if isinstance(part, Mapping):
         return _columns(part, task)
+    if hasattr(part, "shape"):
+        raise UserError("this is one pair of inputs and targets: give two, for training and for test")
     inputs, targets = part
     return inputs, targets
 
@@ -199,6 +203,8 @@ def _is_hugging_face(thing: Any) -> bool:
 
 
 def _as_tensor(array: Any) -> Tensor:
+    if getattr(getattr(array, "dtype", None), "kind", "") in ("U", "S", "O"):
+        raise UserError("there is text, or something else that is not numbers; classes count from 0")
     return torch.as_tensor(array.to_numpy(copy=True) if hasattr(array, "to_numpy") else array)  # pandas has tables
 
 

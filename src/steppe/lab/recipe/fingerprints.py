@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_PLAIN = (str, int, float, complex, bool, bytes, type(None), torch.dtype, torch.device)
+_PLAIN = (str, int, float, complex, bool, bytes, range, slice, type(None), torch.dtype, torch.device)
+_SPECIAL = ("__init__", "__call__", "__post_init__", "__getitem__", "__len__", "__iter__", "__next__")  # a class's own
 
 
 class CannotTell(Exception):
@@ -114,7 +115,7 @@ def _of_class(cls: type, seen: dict[int, Any]) -> Iterable[bytes]:
     yield cls.__qualname__.encode()
     yield from _of_all(cls.__bases__, seen)
     for name, value in sorted(vars(cls).items()):
-        if name.startswith("__") and name not in ("__init__", "__call__", "__post_init__"):
+        if (name.startswith("__") and name not in _SPECIAL) or name == "_abc_impl":
             continue
         if isinstance(value, (classmethod, staticmethod)):
             value = value.__func__

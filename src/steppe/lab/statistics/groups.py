@@ -106,7 +106,7 @@ def larger_is_better(metric: str) -> bool:
 
 def problem_of(recipe: Mapping[str, Any]) -> str:
     """The problem as a short text: the data, the model, and changes to the data."""
-    parts = [str(recipe.get("data", "")), str(recipe.get("model", ""))]
+    parts = [str(recipe.get(name, "")).removeprefix("python:") for name in ("data", "model")]  # of a Python program
     if recipe.get("model_settings"):
         settings = recipe["model_settings"]
         parts.append(
