@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from making import (
+    alternatives,
     arxiv,
     benchmarks,
     commands,
@@ -43,6 +44,7 @@ MADE: dict[str, Callable[[], str]] = {
     "frontier": frontier.markdown,
     "regimes": regimes.markdown,
     "verdicts": verdicts.markdown,
+    "alternatives": alternatives.markdown,
     "api": methods.api,
     "looks": methods.looks,
     "sources": methods.sources,

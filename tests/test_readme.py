@@ -29,6 +29,16 @@ def test_the_first_sentences_say_what_the_records_say():
     assert all(row.n == 10 for noise in first.PANELS for row in first.rows(noise).values())
 
 
+def test_the_readme_counts_the_methods():
+    """All of the registry but the base itself and those that apply another method on some steps."""
+    from steppe.methods.registry import own_methods
+
+    count = len([cls for cls in own_methods() if cls.__name__ not in ("Plain", "Every", "Late", "Random")])
+    said = re.findall(r"(\d+) related methods|The (\d+) methods|(\d+), and three wrappers", README.read_text("utf-8"))
+    assert ["".join(one) for one in said] == [str(count - 1), str(count), str(count)]
+    assert f"one of {count - 1} related methods" in (ROOT / "docs" / "index.md").read_text("utf-8")
+
+
 def test_the_readme_is_short():
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
 

@@ -29,7 +29,7 @@ def markdown() -> str:
 
 
 def sentences() -> str:
-    """For each regime in words: what is better than the best base at its cost, and what is worse, beyond doubt."""
+    """For each regime in words: what is better or worse than the best baseline at its cost, by an interval."""
     lines = []
     for table in tables():
         judged = [row for row in table.methods if row.gain is not None and row.gain.mean.low is not None]
@@ -40,7 +40,7 @@ def sentences() -> str:
                 names = ", ".join(f"{row.label} ({_gain(table, row).strip('*')})" for row in found)
                 said.append(f"{word}: {names}")
         rest = len(judged) - sum(row.gain.verdict in ("better", "worse") for row in judged)
-        said += [f"undecided: {rest} of {len(judged)} methods"] if rest else []
+        said += [f"no difference detected: {rest} of {len(judged)} methods"] if rest else []
         if judged:
             lines.append(f"- **{table.regime.title}**: {'; '.join(said)}.")
     return "\n".join(lines)
@@ -48,7 +48,7 @@ def sentences() -> str:
 
 def overview() -> str:
     """One row for each regime."""
-    head = ("regime", "base", "best base, up to 8×", "SAM, ρ by held-out data", "GapSAM", "best other method", "n")
+    head = ("regime", "base", "best baseline, up to 8×", "SAM, tuned ρ", "GapSAM", "best other method", "n")
     lines = [_row(head), "|---" * len(head) + "|"]
     for table in tables():
         base, best = table.row("base-1"), table.best_base
@@ -64,13 +64,13 @@ def overview() -> str:
 
 
 def afterwards() -> str:
-    """What flatness buys afterwards: the base, the best form of it and SAM."""
+    """How robust the trained nets are: the base, the base trained longer, SAM and three others."""
     shown = ("base-1", "base-4", "sam", "gapsam", "asam", "gsam")
     head = (
-        "regime", "net", "test accuracy, %", "with weights of 4 bits", "lost by them", "on changed images",
+        "regime", "trained with", "test accuracy", "with 4-bit weights", "lost by rounding", "on corrupted images",
         "calibration error",
     )  # fmt: skip
-    lines = ["## What flatness buys afterwards", "", _row(head), "|---" * len(head) + "|"]
+    lines = ["## Are flat nets more robust?", "", _row(head), "|---" * len(head) + "|"]
     for table in tables():
         for row in (table.row(cell) for cell in shown if table.regime.metric == "test_accuracy"):
             if row is not None and row.group.mean("rounded") is not None:
@@ -80,9 +80,10 @@ def afterwards() -> str:
                 found = (_value(table, row), bits, _percent(_lost(row.group)), images, error)
                 lines.append(_row((table.regime.title, row.label, *found)))
     note = (
-        "Mean ± standard error, in %. Four bits: every matrix and kernel is rounded to 15 values, with one scale for "
-        "each output. Changed images: the mean over 17 corruptions at severity 3; on digits over four kinds of noise "
-        "at severity 5. The calibration error is the mean distance of confidence and accuracy, in 15 bins."
+        "All numbers in %, mean ± standard error. 4-bit weights: every matrix and kernel is rounded to 15 values, with "
+        "one scale for each output. Corrupted images: the mean accuracy over 17 corruptions at severity 3; on digits, "
+        "over four kinds of noise at severity 5. Calibration error: the mean difference between confidence and "
+        "accuracy, in 15 bins."
     )
     return "\n".join([*lines, "", note])
 
@@ -97,7 +98,7 @@ def _lost(group: Any) -> Any:
 
 def _regime(table: Any) -> str:
     """The chart of a regime, and all its rows folded away."""
-    head = ("", "cost", "time", "n", "lost", _said(table), "less the best base at its cost", "that base", "")
+    head = ("", "cost", "time", "n", "diverged", _said(table), "minus the best baseline", "that baseline", "verdict")
     lines = [_row(head), "|---" * len(head) + "|"]
     for row in sorted(table.rows, key=lambda row: not row.is_base):
         mean, gain = row.group.mean(table.regime.metric), row.gain
@@ -163,7 +164,7 @@ def _percent(mean: Any) -> str:
 
 
 def _gain(table: Any, row: Any, with_name: bool = False) -> str:
-    """The gain over the best base at a method's cost, bold if its interval leaves out zero."""
+    """The gain over the best baseline at a method's cost, bold if its interval excludes zero."""
     if row is None or row.gain is None:
         return ""
     one = row.gain

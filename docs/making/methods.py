@@ -14,11 +14,11 @@ from . import inline
 from .benchmarks import script
 
 NEEDS = {
-    "auxiliary": "a second batch (`step(closure, auxiliary=...)`)",
+    "auxiliary": "an auxiliary batch, a second one besides that of the step (`step(closure, auxiliary=...)`)",
     "hvp": 'Hessian-vector products (by difference, or exact with `hvp="exact"`)',
     "loss": "the loss of every look (with `passes()`: `look.report(loss)`)",
-    "lr": "to set the learning rate itself (no scheduler)",
-    "sample": "single examples (`step(closure, sample=...)`)",
+    "lr": "control of the learning rate (use no scheduler)",
+    "sample": "the gradients of single examples (`step(closure, sample=...)`)",
 }
 
 
@@ -54,14 +54,14 @@ def page(cls: type[Method]) -> str:
         "",
         "## Cost",
         "",
-        f"{method.cost:g} looks a step with these settings (one look is one forward and backward",
-        f"pass), and {method.copies} extra copies of the model's parameters at the peak.",
+        f"{method.cost:g} looks a step with these settings (a look is one forward and one backward pass), and "
+        f"{method.copies} extra {'copy' if method.copies == 1 else 'copies'} of the model's parameters at the peak.",
     ]
     if method.needs:
         lines += ["", "It needs " + ", ".join(NEEDS[need] for need in sorted(method.needs)) + "."]
     pairs = cls.reduces_to()
     if pairs:
-        lines += ["", "## What it reduces to", "", "Tests check that these are equal to the last bit:", ""]
+        lines += ["", "## What it reduces to", "", "Tests check that these are equal bit for bit:", ""]
         lines += [f"- `{_brief(special, cls)}` is `{_brief(general, type(general))}`" for special, general in pairs]
     return "\n".join(lines) + "\n"
 
@@ -76,10 +76,10 @@ def settings(cls: type[Method]) -> list[str]:
         cells = (f"`{field.name}`", _default(field), said.meaning, said.unit)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", "</div>"]
-    notes = ["A distance is the norm of the change of all weights."] if "| distance" in "\n".join(lines) else []
+    notes = ["A distance is the norm of a change of all weights together."] if "| distance" in "\n".join(lines) else []
     if changing := [f"`{f.name}`" for f in fields(cls) if takes_schedule(cls, f.name)]:
-        notes.append(f"A schedule, a function of step and learning rate, may be given for {', '.join(changing)}.")
-    notes += [f"In papers: {cls.ranges}"] if cls.ranges else []
+        notes.append(f"A schedule (a function of step and learning rate) may be given for {', '.join(changing)}.")
+    notes += [f"Values in papers: {cls.ranges}"] if cls.ranges else []
     return [*lines, *(line for note in notes for line in ("", note))]
 
 

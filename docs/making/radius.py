@@ -45,5 +45,5 @@ def markdown() -> str:
                 theirs = found[regime, "sam rho=0"]
                 cells = [cell(found[regime, f"sam rho={rho}"], theirs) for rho in RADII]
                 lines.append(f"| {labels} | {name} | {epochs} | {mean(theirs):.1f} | {' | '.join(cells)} |")
-    note = f"Digits, a small net, n = {count}, paired by seed; bold: the 95 % interval leaves out zero (no correction)."
+    note = f"Digits, a small net, n = {count}, paired by seed; bold: the 95 % interval excludes zero (not corrected)."
     return "\n".join([*lines, "", note])

@@ -1,8 +1,8 @@
-"""What SAM gains where: the rows of the page that helps to choose, from the map where it has them.
+"""What to do in which situation, and what SAM gained there: the first table of the page that helps to choose.
 
-The others are from the records of a comparison and of a study. Each row compares SAM, with a radius that was chosen on
-held-out data or on other seeds, with every base at no more than its cost that was run: trained up to twice as long,
-stopped early, averaged. The one that is hardest to beat is shown.
+Rows come from the map where it has the regime, else from the records of a comparison or of a study. Each compares SAM,
+with a radius that was chosen on held-out data or on other seeds, with every baseline at no more than its cost that was
+run: the base trained up to twice as long, stopped early, averaged. The strongest one is shown.
 """
 
 from __future__ import annotations
@@ -15,16 +15,27 @@ from typing import Any
 from . import ROOT, first_picture, frontier
 
 STUDY = ROOT / "studies" / "radius" / "records"
-NOT_YET = "not measured yet"
+NOT_YET = "not measured"
+NOISY, FITS, SMALL = "My labels are noisy", "I train until the net fits all training data", "My data set is small"
+CLEAN, ONCE = "My labels are clean, and training hardly overfits", "Each example is seen once, as in pretraining"
+TUNE = "I fine-tune a pretrained model"
+ADVICE = {
+    NOISY: "Stop early and average the weights first: both cost no gradients. Then try SAM, ASAM or GapSAM.",
+    FITS: "Try SAM, with a tuned radius.",
+    SMALL: "Train longer instead. A small data set alone is no reason for SAM.",
+    CLEAN: "Keep the base: no gain, or a small loss.",
+    ONCE: "No advice; run a comparison.",
+    TUNE: "No advice; run a comparison.",
+}  # by situation, in the order of the table
 FROM_MAP = {
-    "digits-0.6": ("I have noisy labels", "digits-60"),
-    "digits-0": ("My labels are clean", "digits-clean"),
-    "cifar-40": ("I have noisy labels", "cifar-40"),
-    "cifar-clean": ("I train for many epochs: the net fits all it sees", "cifar-clean"),
-    "cifar-tenth": ("I have little data", "cifar-tenth"),
-    "resnet": ("My labels are clean", "resnet-augmented"),
-    "vit": ("My labels are clean", "vit"),
-    "fast": ("My labels are clean", "fast"),
+    "digits-0.6": (NOISY, "digits-60"),
+    "digits-0": (CLEAN, "digits-clean"),
+    "cifar-40": (NOISY, "cifar-40"),
+    "cifar-clean": (FITS, "cifar-clean"),
+    "cifar-tenth": (SMALL, "cifar-tenth"),
+    "resnet": (CLEAN, "resnet-augmented"),
+    "vit": (CLEAN, "vit"),
+    "fast": (CLEAN, "fast"),
 }  # by the name of a row: the situation and the regime
 
 
@@ -53,7 +64,7 @@ def rows() -> dict[str, tuple[str, str, Any]]:
     """For each regime by a short name: the situation, what was run, and the difference."""
     made: dict[str, tuple[str, str, Any]] = {}
     for noise, name in first_picture.PANELS.items():
-        said = "I have noisy labels" if noise else "My labels are clean"
+        said = NOISY if noise else CLEAN
         made[f"digits-{noise:g}"] = (
             said, f"digits, {name}, SGD, 40 epochs, ρ = 0.1", first_picture.rows(noise)["SAM rho=0.1"].equal_cost,
         )  # fmt: skip
@@ -67,7 +78,7 @@ def rows() -> dict[str, tuple[str, str, Any]]:
         plain = study("cifar-fresh")[f"cifar-{kind}", "plain"]
         rivals = {f"Adam, {said}": plain[length] for length, said in lengths.items()}
         mine = study("cifar-fresh")[f"cifar-{kind}", "sam rho=1"]["20"]
-        said = "I have noisy labels" if kind == "40" else "I train for many epochs: the net fits all it sees"
+        said = NOISY if kind == "40" else FITS
         made[f"cifar-{kind}"] = (
             said, f"CIFAR-10, {name}, a small convolutional net, Adam, 20 epochs, ρ = 1", hardest_rival(mine, rivals),
         )  # fmt: skip
@@ -76,7 +87,7 @@ def rows() -> dict[str, tuple[str, str, Any]]:
     plain = tenth["digits-tenth-sgd", "sam rho=0"]
     rivals = {f"SGD, {length} epochs": plain[length] for length in ("20", "40")}
     made["tenth"] = (
-        "I have little data",
+        SMALL,
         "143 digits, clean labels, SGD, 20 epochs, ρ = 0.1",
         hardest_rival(mine, rivals),
     )
@@ -99,10 +110,10 @@ def on_cifar() -> str:
     """README's sentence about CIFAR-10: means, with standard errors, of SAM, GapSAM and Adam's best rival."""
     clean, noisy = (_three(kind) for kind in ("clean", "40"))
     return (
-        f"On CIFAR-10, with a small convolutional net and Adam, SAM with ρ = 1 has {clean[0]} %, "
-        f"[GapSAM](docs/radius.md), which sets its own radius, {clean[1]} % (n = 6), and the moving average of Adam's "
-        f"weights, stopped at its best epoch on the test set, {clean[2]}. With 40 % wrong labels: {noisy[0]}, "
-        f"{noisy[1]} and {noisy[2]}."
+        f"On CIFAR-10, with a small convolutional net and Adam, SAM with ρ = 1 reaches {clean[0]} % test accuracy and "
+        f"[GapSAM](docs/radius.md), which sets its own radius, {clean[1]} % (± standard error, n = 6). A moving "
+        f"average of Adam's weights, stopped at the epoch that is best on the test set, reaches {clean[2]}. With 40 % "
+        f"wrong labels: {noisy[0]} %, {noisy[1]} % and {noisy[2]}."
     )
 
 
@@ -123,19 +134,23 @@ def stopped_early(kind: str) -> list[float]:
 def markdown() -> str:
     """The table, in the order of the situations; what was not measured says so."""
     lines = [
-        "| situation | measured on | SAM less the best base at no more cost, points | that base | n |",
+        "| situation | advice | measured on | SAM minus the best baseline, points | that baseline |",
         "|---" * 5 + "|",
     ]
-    for situation, where, one in sorted(rows().values(), key=lambda row: ORDER.index(row[0])):
+    order = list(ADVICE)
+    before = ""
+    for situation, where, one in sorted(rows().values(), key=lambda row: order.index(row[0])):
         word = "" if one.verdict in ("better", "worse") else f" ({one.verdict})"
         gain = frontier.points_text(one)
         shown = f"**{gain}**" if not word else gain + word
-        lines.append(f"| {situation} | {where} | {shown} | {one.against} | {one.n} |")
+        said = " | " if situation == before else f"{situation} | {ADVICE[situation]}"
+        lines.append(f"| {said} | {where}; n = {one.n} | {shown} | {one.against} |")
+        before = situation
     known = {situation for situation, _, _ in rows().values()}
-    lines += [f"| {situation} | {NOT_YET} | | | |" for situation in ORDER if situation not in known]
+    lines += [f"| {situation} | {ADVICE[situation]} | {NOT_YET} | | |" for situation in order if situation not in known]
     note = (
-        "95 % intervals; bold ones leave out zero. The radius of each row was chosen on held-out data or other seeds. "
-        "[The map](frontier.md) has the other methods and regimes."
+        "Test accuracy, with 95 % confidence intervals; bold ones exclude zero. The radius of each row was chosen on "
+        "held-out data or on other seeds. [The map](frontier.md) has more methods and regimes."
     )
     return "\n".join([*lines, "", note if from_map("cifar-40") else f"{note} {_not_stopped()}"])
 
@@ -144,18 +159,8 @@ def _not_stopped() -> str:
     """What stopping early does on CIFAR-10, as long as the rows do not say it."""
     clean, noisy = _three("clean"), _three("40")
     return (
-        "In the rows with Adam the bases were not stopped early. The average of its weights, stopped at its best epoch "
-        f"on the test set, has {noisy[2]} with wrong labels and {clean[2]} with clean ones, where SAM has {noisy[0]} "
-        f"and {clean[0]} %, and GapSAM {noisy[1]} and {clean[1]} %: **with wrong labels stop early first**; SAM's gain "
-        "is mostly that."
+        "In the rows with Adam the baselines were not stopped early. If they are, most of SAM's gain with wrong labels "
+        "is gone: the average of Adam's weights, stopped at the epoch that is best on the test set, reaches "
+        f"{noisy[2]} with wrong labels and {clean[2]} with clean ones; SAM reaches {noisy[0]} and {clean[0]} %, GapSAM "
+        f"{noisy[1]} and {clean[1]} %. **With wrong labels, stop early first.**"
     )
-
-
-ORDER = (
-    "I have noisy labels",
-    "I train for many epochs: the net fits all it sees",
-    "I have little data",
-    "My labels are clean",
-    "I have a big data set that is seen once",
-    "I fine-tune",
-)

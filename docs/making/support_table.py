@@ -38,7 +38,7 @@ def rows(page: str) -> list[Row]:
 
 def markdown(page: str) -> str:
     """A page's table."""
-    lines = ["| | state | |", "|---|---|---|"]
+    lines = ["| feature | state | notes, and the test that shows it |", "|---|---|---|"]
     for row in rows(page):
         files = dict.fromkeys(test.partition("::")[0].removeprefix("tests/") for test in row.tests)
         shown = " ".join(f"`{file}`" for file in files)

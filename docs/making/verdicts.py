@@ -30,7 +30,8 @@ def markdown() -> str:
     rows = sorted({one["rows"] for one in found["errors"]})
     lines += [
         "",
-        f"Percent of {found['tables']} tables with a wrong “better” or “worse”; {', '.join(map(str, rows))} methods.",
+        f"The percentage of {found['tables']} simulated tables that contain a wrong “better” or “worse”, for tables of "
+        f"{' / '.join(map(str, rows))} methods.",
         "",
         f"| one of four methods is better by | {heads} |",
         rule,
@@ -41,6 +42,7 @@ def markdown() -> str:
         lines.append(f"| {effect:g} standard deviations of a run | {' | '.join(cells)} |")
     lines += [
         "",
-        "Percent of tables that call it better (in brackets: at least probably better), beside a diverging method.",
+        "The percentage of tables that call this method better (in brackets: at least probably better). Another method "
+        "of each table diverges.",
     ]
     return "\n".join(lines)
