@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steppe import SAM
 from steppe.engine.finite_difference import by_difference
 from steppe.method import Context, Look, Method, Seen
 from steppe.vector import Vector
@@ -92,10 +93,11 @@ class Population:
         self.metrics: dict[str, Any] = {}
 
     def step(self, batch: Any, auxiliary: Any = None) -> Tensor:
-        """One step of all members; returns their losses at w."""
+        """One step of all members; returns their losses at w. Without held-out examples ρ stays as it is."""
         w = Rows(self.weights)
+        method = SAM(rho=self.memory["rho"]) if auxiliary is None else self.method
         ctx = Context(self.steps, self.base.lr, lambda: w, None, self.memory)  # type: ignore[arg-type]
-        asks = by_difference(self.method.looks(ctx), w.norm(), lambda: self.precision)
+        asks = by_difference(method.looks(ctx), w.norm(), lambda: self.precision)
         ask: Look = next(asks)
         first = None
         try:
@@ -133,10 +135,11 @@ class Replayed:
         self._recorded: dict[Any, tuple[Any, Any, Any, Tensor, int]] = {}
         self._runs: dict[Any, int] = {}
 
-    def step(self, batch: Tensor, auxiliary: Tensor) -> Tensor:
+    def step(self, batch: Tensor, auxiliary: Tensor | None) -> Tensor:
         """As `Population.step`."""
         population = self.population
-        key = population.method.phase(population.steps), batch.shape, auxiliary.shape
+        held_shape = None if auxiliary is None else auxiliary.shape
+        key = population.method.phase(population.steps), batch.shape, held_shape
         if self._runs.setdefault(key, 0) < 2:
             self._runs[key] += 1
             loss = population.step(batch, auxiliary)
@@ -153,15 +156,16 @@ class Replayed:
                 return self.step(batch, auxiliary)
         graph, rows, held, loss, looks = self._recorded[key]
         rows.copy_(batch)
-        held.copy_(auxiliary)
+        if auxiliary is not None:
+            held.copy_(auxiliary)
         graph.replay()
         population.steps += 1
         population.looks += looks
         return loss
 
-    def _record(self, batch: Tensor, auxiliary: Tensor) -> tuple[Any, Any, Any, Tensor, int]:
+    def _record(self, batch: Tensor, auxiliary: Tensor | None) -> tuple[Any, Any, Any, Tensor, int]:
         population, graph = self.population, torch.cuda.CUDAGraph()
-        rows, held = batch.clone(), auxiliary.clone()
+        rows, held = batch.clone(), None if auxiliary is None else auxiliary.clone()
         steps, looks = population.steps, population.looks
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):

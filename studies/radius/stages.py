@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import scaled_stages
 from regimes import REGIMES, Regime
 from train import Job
 
@@ -223,6 +224,7 @@ STAGES: dict[str, Callable[[], list[Job]]] = {
         )
         for regimes, seeds in (((REGIMES["mlp3-40"],), tuple(range(200, 205))), (CIFAR[1:], tuple(range(200, 206))))
     ],
+    "scaled": scaled_stages.chosen_on,
     "fresh-toy": lambda: [
         replace(
             job,

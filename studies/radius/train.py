@@ -15,13 +15,21 @@ from candidates import GapRadius, PairRadius, SlopeRadius, TrialRadius
 from nets import Net
 from population import Base, Population, Replayed
 from regimes import Examples, Regime, examples, initial_weights, noisy
+from scaled import ScaledRadius, WindowRadius
 from torch import Tensor
 
 from steppe import MSAM, SAM, Plain
 from steppe.lab.models import build
 
 FIXED = {"plain": Plain, "sam": SAM, "msam": MSAM}  # these hold nothing out
-METHODS = FIXED | {"slope": SlopeRadius, "pair": PairRadius, "gap": GapRadius, "trial": TrialRadius}
+METHODS = FIXED | {
+    "slope": SlopeRadius,
+    "pair": PairRadius,
+    "gap": GapRadius,
+    "trial": TrialRadius,
+    "scaled": ScaledRadius,
+    "window": WindowRadius,
+}
 POINTS = 20  # along a training at which ρ and losses are kept
 
 
@@ -37,6 +45,7 @@ class Job:
     hold: int | None = None  # held-out examples; None: the regime's; −1: the test set itself, to see what is possible
     draw: int | None = None  # how many of them make a batch; None: all
     scheme: str = "fixed"  # which are held out in a pass: see `held_in`
+    release: float = 0.0  # the last share of training, in which none is held out and ρ stays as it is
     average: float | None = None  # evaluate an exponential moving average of the weights too, with this decay
 
     def text(self, setting: dict[str, float]) -> str:
@@ -46,6 +55,7 @@ class Job:
         if self.method not in FIXED:
             words += [f"hold={self.hold or self.regimes[0].hold}"] + ([f"draw={self.draw}"] if self.draw else [])
             words += [f"scheme={self.scheme}"] if self.scheme != "fixed" else []
+            words += [f"release={self.release:g}"] if self.release else []
         return " ".join([self.method, *words])
 
 
@@ -88,7 +98,8 @@ def held_in(scheme: str, order: Tensor, hold: int, epoch: int) -> tuple[Tensor, 
 
     "fixed": the first `hold`, always. "shrink": they are released little by little and never taken back, 1/(pass + 1)
     of them stay, at least a tenth. "rotate-W": others every W passes, so that all are trained on. "double": others in
-    passes 1, 2, 4, 8 … "log-W": others W times as often as that. "previous": none; the auxiliary batch is the one
+    passes 1, 2, 4, 8 … "rest": the same, and ρ stays as it is in the first half of each such window. "log-W": others W
+    times as often as that. "previous": none; the auxiliary batch is the one
     that was trained on in the step before.
     """
     if scheme == "previous":
@@ -98,7 +109,7 @@ def held_in(scheme: str, order: Tensor, hold: int, epoch: int) -> tuple[Tensor, 
     turn = 0
     if scheme.startswith("rotate"):
         turn = epoch // int(scheme.split("-")[1])
-    elif scheme == "double":
+    elif scheme in ("double", "rest"):
         turn = (epoch + 1).bit_length() - 1
     elif scheme.startswith("log"):
         turn = int(int(scheme.split("-")[1]) * math.log2(epoch + 1))
@@ -106,8 +117,8 @@ def held_in(scheme: str, order: Tensor, hold: int, epoch: int) -> tuple[Tensor, 
     return order[:, :hold], order[:, hold:]
 
 
-def batches(job: Job, members: Members, hold: int, steps: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows, members x batch, and held-out rows; members go through their examples in their seed's order, by passes."""
+def batches(job: Job, members: Members, hold: int, steps: int, device: str) -> Iterator[tuple[Tensor, Any]]:
+    """Rows, members x batch, and held-out rows, or None where ρ stays; by passes, in the order of a member's seed."""
     size = job.regimes[0].batch
     distinct = sorted(set(members.seeds))
     where = torch.tensor([distinct.index(seed) for seed in members.seeds], device=device)
@@ -115,7 +126,9 @@ def batches(job: Job, members: Members, hold: int, steps: int, device: str) -> I
     generator = torch.Generator(device).manual_seed(0)
     previous = None
     while True:
-        if hold < 0:
+        resting = job.scheme == "rest" and 2 * (epoch + 1) < 3 * 2 ** ((epoch + 1).bit_length() - 1) and epoch > 1
+        released = done >= (1 - job.release) * steps and job.release > 0
+        if hold < 0 or released:
             held, trained_on = members.held_out, members.order
         else:
             held, trained_on = held_in(job.scheme, members.order, hold, epoch)
@@ -128,7 +141,7 @@ def batches(job: Job, members: Members, hold: int, steps: int, device: str) -> I
         for start in range(0, count - size + 1, size):
             rows = trained_on.gather(1, order[:, start : start + size])
             other = (rows if previous is None else previous) if job.scheme == "previous" else held
-            yield rows, _drawn(other, job.draw, generator)
+            yield rows, None if resting or released else _drawn(other, job.draw, generator)
             previous = rows
             done += 1
             if done == steps:

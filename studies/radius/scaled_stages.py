@@ -1,0 +1,71 @@
+"""The second round: a rate with a unit, votes, and gaps without the sample's hardness. On one CPU core, so few runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regimes import REGIMES, Regime
+from train import Job
+
+GROUPS = tuple(
+    tuple(REGIMES[f"digits-{label}-{base}"] for label in labels)
+    for labels in (("clean", "40", "60"), ("tenth",))
+    for base in ("sgd", "adam")
+)
+FEW = range(12)
+SECANT = {"statistic": "secant", "period": 5}
+
+
+def held(regimes: tuple[Regime, ...]) -> int:
+    """9 % of the examples: 129 of digits, 13 of its tenth; 500 of MNIST's 5 000."""
+    examples = regimes[0].first or 1437
+    return 500 if examples == 5000 else max(8, round(0.09 * examples))
+
+
+def pass_steps(regimes: tuple[Regime, ...]) -> int:
+    """Steps in a pass over what is not held out."""
+    return ((regimes[0].first or 1437) - held(regimes)) // regimes[0].batch
+
+
+def scaled(
+    regimes: tuple[Regime, ...],
+    settings: tuple[dict[str, float], ...],
+    fixed: dict[str, Any],
+    draw: int | None,
+    seeds: range = FEW,
+    scheme: str = "double",
+) -> Job:
+    """The cosine's direction with a rate in units of the weights."""
+    K = held(regimes)
+    return Job(regimes, "scaled", settings, tuple(seeds), fixed, K, draw and min(draw, K), scheme)
+
+
+def windows(
+    regimes: tuple[Regime, ...], settings: tuple[dict[str, float], ...], draw: int | None = None, seeds: range = FEW
+) -> Job:
+    """The gap without the hardness of the sample."""
+    fixed = {"pass_steps": pass_steps(regimes)}
+    return Job(regimes, "window", settings, tuple(seeds), fixed, held(regimes), draw, "double")
+
+
+def chosen_on() -> list[Job]:
+    """What was tried on seeds 0 to 11; `rate` 0 shows what holding out costs."""
+    sgd, adam, tenth_sgd, tenth_adam = GROUPS
+    mnist = (REGIMES["mnist-40"],)
+    unit = {"rate": 0.1, "unit": 0.02}
+    secant = tuple({"rate": rate, "unit": 0.02, "least": 0.05} for rate in (0.05, 0.1))
+    small = (unit, {"rate": 0.2, "unit": 0.01}, {"rate": 0.2, "unit": 0.02})
+    cosine = {"form": "cos", "by": "adam"}
+    before = ({"rate": 0.02, "start": 0.0},)
+    return [
+        *(Job(g, "slope", before, tuple(FEW), cosine, held(g), held(g), "double") for g in (tenth_sgd, tenth_adam)),
+        *(scaled(group, small, {}, 64) for group in (tenth_sgd, tenth_adam)),
+        scaled(adam, small[1:2], {}, 64),
+        *(scaled(group, (unit,), {}, None) for group in (sgd, adam)),
+        scaled(adam, (unit,), {}, None, scheme="fixed"),
+        *(scaled(group, secant, SECANT, 64) for group in (sgd, adam)),
+        *(windows(group, tuple({"times": times} for times in (1.0, 2.0))) for group in GROUPS),
+        *(windows(group, ({"rate": 0.0},)) for group in GROUPS),
+        scaled(mnist, secant[1:], SECANT, 100, range(2)),
+        windows(mnist, ({"times": 2.0},), 250, range(2)),
+    ]
