@@ -78,12 +78,12 @@ def test_lines_say_how_long_the_rest_takes(monkeypatch, capsys):
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     with Display(jobs) as show:
-        show(News(jobs[0].recipe.key, 10, ended=True, said="97 %", before=True))
+        show(News(jobs[0].recipe.key, 10, ended=True, result="97 %", before=True))
         now = 40.0  # processes have started
         show(News(jobs[1].recipe.key, 1))
         for job in jobs[1:]:
             now += 9.0 if job is jobs[1] else 10.0
-            show(News(job.recipe.key, 10, ended=True, said="97 %"))
+            show(News(job.recipe.key, 10, ended=True, result="97 %"))
     said = capsys.readouterr().err.splitlines()
     assert said[0].endswith("97 %, about 20 s left") and said[1].endswith("about 10 s left")
     assert said[2].endswith("seed 3: 97 %") and said[3] == "1 of 4 runs were already done"
@@ -98,11 +98,11 @@ def test_bars_say_how_long_what_is_left_takes(monkeypatch):
     with Display(jobs) as show:
         monkeypatch.setattr("steppe.lab.runner.estimate.time.monotonic", lambda: now)
         assert show._bars is not None
-        show(News(jobs[0].recipe.key, 10, ended=True, said="97 %", before=True))
+        show(News(jobs[0].recipe.key, 10, ended=True, result="97 %", before=True))
         assert show._bars.tasks[0].fields["note"] == "1 of 4 done"
         show(News(jobs[1].recipe.key, 1))
         now = 9.0
-        show(News(jobs[1].recipe.key, 10, ended=True, said="97 %"))
+        show(News(jobs[1].recipe.key, 10, ended=True, result="97 %"))
         assert show._bars.tasks[0].fields["note"] == "2 of 4 done, about 20 s left"
 
 

@@ -23,6 +23,7 @@ def _empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEPPE_DATA", str(tmp_path / "nothing-here"))
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # another test's module of that name
 
 
 def run(*args: str):
@@ -219,13 +220,13 @@ def test_what_runs_of_before_lack_is_said():
         "--curvature": "curvature", "--keep-weights --no-curvature": "weights",
         "--log tensorboard --no-curvature": "log",
     }  # fmt: skip
-    advice = "; to have it choose another --out, or delete their .json\n"
+    advice = "; to get it, choose another --out or delete their .json files\n"
     for option, what in asked.items():
         result = run(*options, "--seeds", "2", *option.split())
         assert result.exit_code == 0, result.output
-        assert f"steppe: done before in runs: 4 runs without {what}{advice}" in result.stderr
+        assert f"steppe: already done in runs: 4 runs without {what}{advice}" in result.stderr
     result = run("train", "--epochs", "1", "--share", "0.25", "--keep-weights")
-    assert f"steppe: done before in runs: 1 run without curvature, 1 run without weights{advice}" in result.stderr
+    assert f"steppe: already done in runs: 1 run without curvature, 1 run without weights{advice}" in result.stderr
     assert stamps == {path: path.stat().st_mtime_ns for path in Path("runs").glob("*.json")}, "nothing is lost"
     # As it says: what is deleted is trained again, with what is asked for; then nothing is to be said.
     for path in stamps:
@@ -233,7 +234,7 @@ def test_what_runs_of_before_lack_is_said():
     everything = [*options, "--seeds", "1", "--keep-weights", "--log", "tensorboard"]
     for _ in range(2):
         result = run(*everything)
-        assert result.exit_code == 0 and "done before in" not in result.stderr, result.output
+        assert result.exit_code == 0 and "already done in" not in result.stderr, result.output
     assert "1 run without" not in run(*plain).stderr
 
 

@@ -90,7 +90,7 @@ def test_without_a_terminal_a_long_run_says_a_line_a_minute(clock, capsys):
             clock.now = float(second)
             show(News(job.recipe.key, second // 10, step=10 * (second % 10), steps=100))
         clock.now = 201.0
-        show(News(job.recipe.key, 20, ended=True, said="97 %", steps=100))
+        show(News(job.recipe.key, 20, ended=True, result="97 %", steps=100))
     said = capsys.readouterr().err.splitlines()
     assert [line.split("  ")[1] for line in said] == ["60 s", "120 s", "180 s", "201 s"]
     assert said[0] == "0/1  60 s  Adam, seed 0: epoch 6 of 20, 1,000 examples a second, about 2 min left"

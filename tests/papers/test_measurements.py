@@ -29,8 +29,7 @@ SMOKE = Recipe(data=f"{SETS}:smoke_grey", model="mlp-6", model_settings={"hidden
 
 
 def watched(watch: Watch | None, recipe: Recipe = SMOKE, measure=None) -> Any:
-    run = WatchedRun(recipe, measure=measure)
-    run.watch = watch
+    run = WatchedRun(recipe, measure=measure, watch=watch)
     train_round_robin([run])
     return run
 

@@ -71,7 +71,7 @@ class Display:
         if not news.ended and now - self._last_line < PAUSE:
             return
         self._last_line, run = now, f"{job.name}, seed {job.recipe.seed}"
-        what = news.said if news.ended else f"epoch {news.epoch} of {job.recipe.epochs}"
+        what = news.result if news.ended else f"epoch {news.epoch} of {job.recipe.epochs}"
         count = f"{len(self._ended)}/{len(self._jobs)}  {now - self._begun:.0f} s"
         print(f"{count}  {run}: {what}{self._remaining}", file=sys.stderr, flush=True)
 

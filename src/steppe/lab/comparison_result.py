@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..support.errors import UserError
 from .records import Record, metric_of, to_frame
-from .statistics import Difference, Mean, Row, larger_is_better, paired, summarise
+from .statistics import Mean, Row, against_best, larger_is_better, summarise
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """The best of several: its result with a 95 % interval, and what cannot be told apart from it."""
+    """The best of several: its result with a 95 % interval, and the labels of those that it is tied with."""
 
     label: str
     method: str  # as `steppe train --method` takes it
     metric: str
     mean: Mean
-    tied: tuple[str, ...]
+    tied: tuple[str, ...]  # not shown to be worse, by the simultaneous intervals of all differences to the best
     recipe: dict[str, Any] = field(repr=False)
 
     def __str__(self) -> str:
@@ -37,26 +37,22 @@ class Choice:
 
 
 def choice_among(rows: Sequence[Row], metric: str) -> Choice:
-    """The row with the best mean, and those whose paired difference to it may be nothing."""
-    able = [row for row in rows if row.mean is not None and not row.diverged and row.n]
-    if not able:
-        raise UserError("no run has ended well: there is no best")
+    """The row with the best mean, and the rows of its problem that are not shown to be worse. Diverged rows are out."""
+    complete = [row for row in rows if row.mean is not None and not row.diverged and row.n]
+    if not complete:
+        raise UserError("there is no best method: every run diverged or is unfinished")
     sign = 1 if larger_is_better(metric) else -1
-    best = max(able, key=lambda row: sign * (row.mean.value if row.mean else 0.0))
-    others = [row for row in able if row is not best and row.problem == best.problem]
-    tied = [row.label for row in others if not _apart(paired(best.group, row.group, metric))]
+    best = max(complete, key=lambda row: sign * (row.mean.value if row.mean else 0.0))
+    others = [row for row in complete if row is not best and row.problem == best.problem]
+    differences = against_best(best.group, [row.group for row in others], metric)
+    pairs = zip(others, differences, strict=True)
+    tied = [row.label for row, one in pairs if one is None or one.verdict != "worse"]
     assert best.mean is not None
     return Choice(best.label, best.group.recipe["method"], metric, best.mean, tuple(tied), best.group.recipe)
 
 
-def _apart(difference: Difference | None) -> bool:
-    if difference is None or difference.mean.low is None or difference.mean.high is None:
-        return False
-    return difference.mean.low > 0 or difference.mean.high < 0
-
-
 def rows_as_dicts(records: Sequence[Record], metric: str) -> list[dict[str, Any]]:
-    """One dictionary a method: its mean with a 95 % interval, its cost, its differences and verdicts."""
+    """One dictionary per method: its mean with a 95 % interval, its cost, its differences and verdicts."""
     from .report.values import line_of
 
     return [line_of(row, metric) for row in summarise(records, metric)]
@@ -65,7 +61,7 @@ def rows_as_dicts(records: Sequence[Record], metric: str) -> list[dict[str, Any]
 class Comparison:
     """What `steppe.compare` returns. In a notebook it is shown as the report.
 
-    `records` has one record a run, as the files in `folder` have them.
+    `records` has one record per run, as in the files of `folder`.
     """
 
     def __init__(self, records: Sequence[Record], folder: Path):
@@ -74,18 +70,18 @@ class Comparison:
 
     @property
     def frame(self) -> DataFrame:
-        """A pandas table with one row a run: recipe, results, curvature."""
+        """A pandas table with one row per run: recipe, results, curvature."""
         return to_frame(self.records)
 
     @property
     def table(self) -> DataFrame:
-        """A pandas table with one row a method: mean, 95 % interval, cost, difference to the base, verdict."""
+        """A pandas table with one row per method: mean, 95 % interval, cost, difference to the base, verdict."""
         import pandas
 
         return pandas.DataFrame(rows_as_dicts(self.records, self.metric)).set_index("method")
 
     def best(self) -> Choice:
-        """The method with the best mean, with its interval and what it is tied with."""
+        """The method with the best mean, its interval, and the methods that it is tied with."""
         return choice_among(summarise(self.records, self.metric), self.metric)
 
     def plot(self, axis: str = "gradients") -> Figure:
@@ -95,7 +91,7 @@ class Comparison:
         return cost_figure(self.records, self.metric, axis)
 
     def save(self, path: str | Path) -> Path:
-        """Write the report, one page that needs no network."""
+        """Write the report to a file: one HTML page, which needs no network."""
         from .report import write_report
 
         return write_report(self.records, path, metric=self.metric)

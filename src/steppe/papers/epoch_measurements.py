@@ -66,7 +66,9 @@ class Watch:
 class WatchedRun(Run):
     """A run that is measured after chosen epochs. The measurements are in the record's epochs."""
 
-    watch: Watch | None = None
+    def __init__(self, *arguments: Any, watch: Watch | None = None, **options: Any):
+        self.watch = watch
+        super().__init__(*arguments, **options)
 
     def evaluate(self) -> dict[str, Any]:
         """Loss and accuracy, and the measurements."""

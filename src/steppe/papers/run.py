@@ -1,18 +1,18 @@
-"""Running the cells of an experiment. Records go to a folder; `store.collect` takes results from there."""
+"""Running the cells of an experiment. Records are written to a folder, from which `store.collect` takes the results."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..lab.records import environment, now
-from ..lab.runner.finished import run_lock
-from ..lab.runner.local import Job, Place, Tell, done_already, news_of, perform
+from ..lab.runner.local import Job, Place, Tell, done_already, groups_of, perform, train_jobs
 from ..support.errors import UserError
+from .epoch_measurements import Watch, WatchedRun
 from .experiment import Cell, Experiment, select
 from .store import FORMAT, Line, computed_key, kept_lines, read_computed, write_computed
 
@@ -25,11 +25,11 @@ class Planned:
     scale: str
     seeds: Sequence[int]
     cells: tuple[Cell, ...]
-    own: bool = False  # a cell that says how many seeds it has is run with so many of them
-    kept: frozenset[str] = frozenset()  # the keys of runs that are left out
+    own: bool = False  # whether a cell with its own number of seeds is run with only that many
+    kept: frozenset[str] = frozenset()  # keys of runs that are left out, because their results are kept
 
     def of_seed(self, seed: int) -> list[Cell]:
-        """The cells that are run with a seed."""
+        """The cells that are run with this seed."""
         return [cell for cell in self.cells if not self.own or not cell.seeds or seed < cell.seeds]
 
     @property
@@ -52,7 +52,7 @@ class Planned:
 def plan(
     experiment: Experiment, scale: str, seeds: int | None = None, cells: Iterable[str] = (), missing: bool = False
 ) -> Planned:
-    """The runs of an experiment, or of some of its cells; with `missing`, those whose results are not kept."""
+    """The runs of an experiment, or of some of its cells; with `missing`, only those whose results are not kept yet."""
     if seeds is not None and seeds < 1:
         raise UserError(f"--seeds must be at least 1, not {seeds}")
     chosen = select(experiment, cells)
@@ -62,7 +62,7 @@ def plan(
 
 
 def run(planned: Planned, place: Place, workers: int = 1, tell: Tell = lambda news: None, train: Any = perform) -> None:
-    """Do what is planned and not yet done; records go to the place's folder. `train` may train elsewhere."""
+    """Train and compute what is planned and not yet done. `train` may train elsewhere, for example on a cluster."""
     experiment, jobs = planned.experiment, planned.jobs
     watch = experiment.watch_at(planned.scale)
     for job in jobs:
@@ -80,46 +80,10 @@ def run(planned: Planned, place: Place, workers: int = 1, tell: Tell = lambda ne
             write_computed(_computed(experiment, cell, planned.scale, seed), place.folder)
 
 
-def _perform_watched(jobs: list[Job], place: Place, watch: Any, tell: Tell) -> None:
-    """Train in this process: the lab's worker processes cannot measure during training."""
-    import torch
-
-    from ..lab.training.round_robin import train_round_robin
-    from .epoch_measurements import WatchedRun
-
-    if place.device == "cpu":
-        torch.set_num_threads(place.threads)
-    by_cell: dict[str, list[Job]] = {}
-    for job in jobs:
-        by_cell.setdefault(job.name, []).append(job)
-    groups = [alike[i : i + place.together] for alike in by_cell.values() for i in range(0, len(alike), place.together)]
-    for group in groups:
-        with ExitStack() as locks:
-            runs: list[Any] = []
-            for job in group:
-                locks.enter_context(run_lock(place.folder, job.recipe.key))
-                if (record := done_already(job, place.folder)) is not None:
-                    tell(news_of(record, before=True))
-                    continue
-                one = WatchedRun(
-                    job.recipe, place.folder, device=place.device, data_root=place.data_root, role=job.role,
-                    label=job.name, measure=place.measuring,
-                )  # fmt: skip
-                one.watch = watch
-                runs.append(one)
-            train_round_robin(runs, _reporter(tell))
-
-
-def _reporter(tell: Tell) -> Callable[[Any], None]:
-    seen: dict[str, tuple[int, str]] = {}
-
-    def report(run: Any) -> None:
-        state = (len(run.record["epochs"]), run.record["status"])
-        if seen.get(run.recipe.key) != state:
-            seen[run.recipe.key] = state
-            tell(news_of(run.record))
-
-    return report
+def _perform_watched(jobs: list[Job], place: Place, watch: Watch, tell: Tell) -> None:
+    """Train in this process, with measurements during training: the lab's worker processes cannot make them."""
+    for group in groups_of(jobs, place.together):
+        train_jobs(group, place, tell, make_run=partial(WatchedRun, watch=watch))
 
 
 def _computed(experiment: Experiment, cell: Cell, scale: str, seed: int) -> Line:
@@ -134,6 +98,6 @@ def _computed(experiment: Experiment, cell: Cell, scale: str, seed: int) -> Line
 
 
 def set_data_folder(folder: Path | None) -> None:
-    """Tell the data folder to data functions that take no argument, here and in worker processes."""
+    """Set the data folder for data functions that take no argument, in this process and in worker processes."""
     if folder is not None:
         os.environ["STEPPE_DATA"] = str(folder)

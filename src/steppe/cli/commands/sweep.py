@@ -15,36 +15,41 @@ from ..options import PLACE, RECIPE, Address, Jobs, Method, On, Out, Seeds, take
 from ..prepare import command_for, how_many_jobs, make_place, make_recipe
 from ..runs import address_of, report_runs, train_all
 
+Grid = Annotated[
+    list[str] | None,
+    typer.Option(help="Values to try: lr=1e-3,1e-2 or sam.rho=0.05,0.1. Repeatable: all combinations are trained."),
+]
+Range = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--range",
+        help="Range to sample from: lr=1e-4..1e-1 or sam.rho=0.01..0.5, on a logarithmic scale if it spans a factor of "
+        "10. Repeatable.",
+    ),
+]
+Sampler = Annotated[str, typer.Option(help="With --range: how Optuna samples, tpe or random.")]
+Trials = Annotated[int, typer.Option(help="With --range: number of settings to try.")]
+Storage = Annotated[str, typer.Option(help="With --range: URL of Optuna's database. Default: an SQLite file in --out.")]
+Study = Annotated[
+    str, typer.Option(help="With --range: name of the study in the database. Default: a name for this search.")
+]
+HoldOut = Annotated[
+    float, typer.Option(help="Share of the training data that settings are compared on; 0 compares on the test data.")
+]
+
 
 @takes(recipe=RECIPE, place=PLACE)
 def command(
     recipe: Any,
     place: Any,
     method: Method = "sam",
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(help="Values to try: lr=1e-3,1e-2 or sam.rho=0.05,0.1. Repeatable: all combinations are trained."),
-    ] = None,
-    range_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--range",
-            help="Range to sample from: lr=1e-4..1e-1 or sam.rho=0.01..0.5, on a logarithmic scale if it spans a "
-            "factor of 10. Repeatable.",
-        ),
-    ] = None,
-    sampler: Annotated[str, typer.Option(help="With --range: how Optuna samples, tpe or random.")] = "tpe",
-    trials: Annotated[int, typer.Option(help="With --range: number of settings to try.")] = 20,
-    storage: Annotated[
-        str, typer.Option(help="With --range: URL of Optuna's database. Default: an SQLite file in --out.")
-    ] = "",
-    study: Annotated[
-        str, typer.Option(help="With --range: name of the study in the database. Default: a name for this search.")
-    ] = "",
-    hold_out: Annotated[
-        float,
-        typer.Option(help="Share of the training data that settings are compared on; 0 compares on the test data."),
-    ] = 0.2,
+    grid: Grid = None,
+    range_: Range = None,
+    sampler: Sampler = "tpe",
+    trials: Trials = 20,
+    storage: Storage = "",
+    study: Study = "",
+    hold_out: HoldOut = 0.2,
     seeds: Seeds = 3,
     jobs: Jobs = None,
     on: On = "local",

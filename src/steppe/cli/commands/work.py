@@ -50,6 +50,6 @@ def command(
 
 
 def _tell(news: object) -> None:
-    ended, key, said = (getattr(news, name) for name in ("ended", "key", "said"))
+    ended, key, result = (getattr(news, name) for name in ("ended", "key", "result"))
     if ended:
-        typer.echo(f"{key}: {said}", err=True)
+        typer.echo(f"{key}: {result}", err=True)

@@ -1,6 +1,6 @@
-"""Training runs on this machine, in this process or in several.
+"""Training runs on this machine, in this process or in several worker processes.
 
-A finished run is not repeated; a stopped run resumes from its checkpoint. Worker processes end when the process that
+A finished run is not repeated; a stopped run resumes from its checkpoint. Worker processes exit when the process that
 started them ends, even if it was killed.
 """
 
@@ -20,17 +20,21 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...support.errors import UserError, describe
 from ...support.own_objects import has_any, packed, unpack
 from ..recipe.own_code import code_of, own_names
 from ..recipe.recipe import Recipe
 from ..records import Record, RecordWarning, label_for, metric_of, value_of, write_record
+from ..report.formatting import plural
 from ..training.final_curvature import Measuring
 from ..training.ranks import ALONE, Ranks
 from .finished import ended_record, finished_record, run_lock, same_code
 from .loggers import logger_maker
+
+if TYPE_CHECKING:
+    from ..training.run import Run
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,13 @@ class Place:
     device: str = "cpu"
     data_root: Path | None = None
     threads: int = 1
-    together: int = 1  # runs per process, in round robin
-    measuring: Measuring | None = None
-    log: str = ""
+    together: int = 1  # runs per process, trained in round robin
+    measuring: Measuring | None = None  # what is measured at the end of a run
+    log: str = ""  # name of the logger
     keep_weights: bool = False
-    code: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # hashes of the user's own code when the command began, by key
-    asked: Any = None  # of a run that waited in a shared folder: what `shared_folder` wrote into its record
+    # Hashes of the user's own code when the command began, by the key of the run:
+    code: Mapping[str, Any] = field(default_factory=dict)
+    asked: Any = None  # for a queued run: the entry "asked" of its record
 
 
 @dataclass(frozen=True)
@@ -77,17 +80,17 @@ class News:
     key: str
     epoch: int
     ended: bool = False
-    said: str = ""  # when it has ended: the result in words
-    before: bool = False  # trained by an earlier command
-    step: int = 0  # how many steps of the next epoch are done
-    steps: int = 0  # of an epoch; 0: not known
+    result: str = ""  # when it has ended: the result in words
+    before: bool = False  # whether an earlier command had finished it
+    step: int = 0  # number of finished steps of the next epoch
+    steps: int = 0  # number of steps in an epoch; 0 if not known
 
 
 Tell = Callable[[News], None]
 
 
 def done_already(job: Job, folder: Path) -> Record | None:
-    """The record of a finished run, with the name and the role that the job has now."""
+    """The record of a job that is finished, with the job's name and role; None if it is not finished."""
     record = finished_record(job.recipe, folder)
     if record is not None:  # a process killed at the very end leaves its checkpoint behind
         (folder / f"{job.recipe.key}.ckpt").unlink(missing_ok=True)
@@ -98,31 +101,30 @@ def done_already(job: Job, folder: Path) -> Record | None:
 
 
 def notes(jobs: Sequence[Job], place: Place) -> list[str]:
-    """Remarks on runs that ended before: which are trained again, and which lack something that is asked for now."""
+    """Notes on finished runs: which are trained again, and which lack something that is requested now."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecordWarning)  # the same warning comes again when the runs start
+        warnings.simplefilter("ignore", RecordWarning)  # the same warnings follow when the runs start
         records = [
             (job.recipe, record) for job in jobs if (record := ended_record(job.recipe, place.folder)) is not None
         ]
     changed = [record for recipe, record in records if not same_code(record, recipe)]
-    said = []
+    found = []
     if changed:
         modules = ", ".join(sorted({module for record in changed for module in record.get("own_code", {})}))
-        said.append(f"{modules} has changed since {_runs(len(changed))} in {place.folder} ended: trained again")
-    kept = [record for recipe, record in records if same_code(record, recipe)]
-    lacking = {what: count for what in ("curvature", "weights", "log") if (count := _without(what, kept, place))}
+        runs = plural(len(changed), "run")
+        found.append(f"{modules} has changed since {runs} in {place.folder} ended: trained again")
+    same = [record for recipe, record in records if same_code(record, recipe)]
+    lacking = {what: count for what in ("curvature", "weights", "log") if (count := _number_without(what, same, place))}
     if lacking:
-        counts = ", ".join(f"{_runs(count)} without {what}" for what, count in lacking.items())
-        said.append(f"done before in {place.folder}: {counts}; to have it choose another --out, or delete their .json")
-    return said
+        counts = ", ".join(f"{plural(count, 'run')} without {what}" for what, count in lacking.items())
+        found.append(
+            f"already done in {place.folder}: {counts}; to get it, choose another --out or delete their .json files"
+        )
+    return found
 
 
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
-
-
-def _without(what: str, records: Sequence[Record], place: Place) -> int:
-    """The number of these runs that lack something that `place` asks for."""
+def _number_without(what: str, records: Sequence[Record], place: Place) -> int:
+    """The number of these runs that lack something that `place` requests."""
     folder = place.folder
     if what == "curvature":  # a diverged run has none
         return sum(r["status"] == "done" and r["curvature"] is None for r in records) if place.measuring else 0
@@ -133,8 +135,14 @@ def _without(what: str, records: Sequence[Record], place: Place) -> int:
     return logged.count(False) if place.log else 0
 
 
-def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None, ranks: Ranks = ALONE) -> list[Record]:
-    """Train all jobs in this process, in round robin."""
+def train_jobs(
+    jobs: Sequence[Job],
+    place: Place,
+    tell: Tell = lambda news: None,
+    ranks: Ranks = ALONE,
+    make_run: Callable[..., Run] | None = None,
+) -> list[Record]:
+    """Train all jobs in this process, in round robin. `make_run` is called like `Run`, its default."""
     import torch
 
     from ..training.round_robin import train_round_robin
@@ -155,9 +163,9 @@ def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None
                     "device": place.device, "data_root": place.data_root, "role": job.role, "label": job.name,
                     "ranks": ranks, "measure": place.measuring, "keep_weights": place.keep_weights,
                 }  # fmt: skip
-                make = logger_maker(place.log) if ranks.first else None
-                logger = None if make is None else make(str(place.folder / "logs" / job.recipe.key))
-                run = Run(job.recipe, place.folder, logger=logger, **options)
+                make_logger = logger_maker(place.log) if ranks.first else None
+                logger = None if make_logger is None else make_logger(str(place.folder / "logs" / job.recipe.key))
+                run = (make_run or Run)(job.recipe, place.folder, logger=logger, **options)
                 if place.log:
                     run.record["log"] = place.log
                 if place.asked is not None:
@@ -166,32 +174,32 @@ def train_jobs(jobs: Sequence[Job], place: Place, tell: Tell = lambda news: None
             else:
                 records[job.recipe.key] = record
                 tell(news_of(record, before=True))
-        with _own_failures(jobs):
+        with _explain_own_failures(jobs):
             train_round_robin(runs, Reporter(tell).after_step)
     records |= {run.recipe.key: run.record for run in runs}
     return [records[job.recipe.key] for job in jobs]
 
 
 class Reporter:
-    """Tells of each run when it begins, after every epoch, when it ends, and in between about once a second."""
+    """Reports the progress of runs: when a run begins, after every epoch, about once a second, and at the end."""
 
-    PAUSE = 1.0  # seconds; more often would slow small steps down
+    PAUSE = 1.0  # seconds between two reports; more frequent ones would slow down small steps
 
     def __init__(self, tell: Tell):
         self._tell = tell
-        self._at: dict[str, tuple[int, int]] = {}  # epochs, and steps of the next one
-        self._told: dict[str, float] = {}
+        self._at: dict[str, tuple[int, int]] = {}  # finished epochs, and steps of the next one
+        self._reported: dict[str, float] = {}  # when
 
     def after_step(self, run: Any) -> None:
-        """A step of this run is done, or the run has ended."""
+        """Report if it is time to; called after every step of a run, and when it has ended."""
         key, record = run.recipe.key, run.record
         epoch, step = self._at.get(key, (-1, 0))
         now, ended = time.monotonic(), record["status"] != "running"
         new = len(record["epochs"]) != epoch
         epoch, step = len(record["epochs"]), 0 if ended else 1 if new else step + 1
         self._at[key] = epoch, step
-        if new or ended or now - self._told[key] >= self.PAUSE:
-            self._told[key] = now
+        if new or ended or now - self._reported[key] >= self.PAUSE:
+            self._reported[key] = now
             self._tell(replace(news_of(record), step=step, steps=run.batches.steps))
 
 
@@ -204,8 +212,8 @@ def _refuse_edited_code(recipe: Recipe, place: Place) -> None:
 
 
 @contextmanager
-def _own_failures(jobs: Sequence[Job]) -> Iterator[None]:
-    """One line for what the user's own code raises in training; the rest has its traceback."""
+def _explain_own_failures(jobs: Sequence[Job]) -> Iterator[None]:
+    """Turn an exception in training with the user's own code into a `UserError`; others keep their traceback."""
     import torch
 
     try:
@@ -218,15 +226,15 @@ def _own_failures(jobs: Sequence[Job]) -> Iterator[None]:
             raise
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}, line {last.lineno}"
-        said = f"training with {', '.join(names)} failed in {where}: {describe(error)}"
-        raise UserError(f"{said}; nothing is lost: correct it and run the same command again") from error
+        what = f"training with {', '.join(names)} failed in {where}: {describe(error)}"
+        raise UserError(f"{what}; nothing is lost: correct it and run the same command again") from error
 
 
 def news_of(record: Record, before: bool = False) -> News:
-    """The progress of a run by its record."""
+    """The progress of a run, from its record."""
     ended = record["status"] not in ("waiting", "running")
-    said = record["verdict"] or result_of(record) if ended else ""
-    return News(record["key"], len(record["epochs"]), ended, said, before)
+    result = record["verdict"] or result_of(record) if ended else ""
+    return News(record["key"], len(record["epochs"]), ended, result, before)
 
 
 def result_of(record: Record) -> str:
@@ -241,7 +249,7 @@ def result_of(record: Record) -> str:
 
 
 def done_before(jobs: Sequence[Job], folder: Path, tell: Tell) -> dict[str, Record]:
-    """The records of the jobs that are finished already, by key; `tell` hears of each."""
+    """The records of the jobs that are already finished, by key; each is reported to `tell`."""
     records = {job.recipe.key: found for job in jobs if (found := done_already(job, folder)) is not None}
     for record in records.values():
         tell(news_of(record, before=True))
@@ -255,11 +263,10 @@ def perform(jobs: Sequence[Job], place: Place, workers: int = 1, tell: Tell = la
     """Train all jobs in `workers` processes; return their records in the order of the jobs."""
     records = done_before(jobs, place.folder, tell)
     waiting = [job for job in jobs if job.recipe.key not in records]
-    waiting.sort(
-        key=lambda job: (job.recipe.seed, -job.work)
-    )  # the longest first, so that all workers end at about the same time
+    # Within a seed the longest first, so that all workers end at about the same time:
+    waiting.sort(key=lambda job: (job.recipe.seed, -job.work))
     place = replace(place, code={job.recipe.key: code_of(job.recipe) for job in waiting})
-    tasks = list(_groups(waiting, place.together))
+    tasks = groups_of(waiting, place.together)
     if workers > 1 and len(tasks) > 1:
         found = _in_processes(tasks, place, min(workers, len(tasks)), tell)
     else:
@@ -269,22 +276,21 @@ def perform(jobs: Sequence[Job], place: Place, workers: int = 1, tell: Tell = la
     return [records[job.recipe.key] for job in jobs]
 
 
-def _groups(jobs: Sequence[Job], size: int) -> Iterator[list[Job]]:
-    """Groups of at most `size` jobs to train together: with the same amount of work, so that they end together."""
+def groups_of(jobs: Sequence[Job], size: int) -> list[list[Job]]:
+    """Groups of at most `size` jobs for one process: with the same amount of work, so that they end together."""
     alike: dict[Any, list[Job]] = {}
     for job in jobs:
         alike.setdefault((job.name, job.role, job.recipe.epochs) if size > 1 else job.recipe.key, []).append(job)
-    for group in alike.values():
-        yield from (group[i : i + size] for i in range(0, len(group), size))
+    return [group[i : i + size] for group in alike.values() for i in range(0, len(group), size)]
 
 
 def _in_processes(tasks: list[list[Job]], place: Place, workers: int, tell: Tell) -> Iterator[list[Record]]:
     context = multiprocessing.get_context("spawn")
     inbox = context.SimpleQueue()
-    pool = ProcessPoolExecutor(workers, context, _begin_worker, (inbox, os.getpid(), packed("more than one process")))
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (inbox, os.getpid(), packed("more than one process")))
     try:
-        with _deaf_children(), _without_main():
-            going: set[Future[list[Record]]] = {pool.submit(_work, task, place) for task in tasks}
+        with _children_ignore_interrupts(), _children_skip_main():
+            going: set[Future[list[Record]]] = {pool.submit(_train_task, task, place) for task in tasks}
         while going:
             ended, going = wait(going, timeout=0.1, return_when=FIRST_COMPLETED)
             while not inbox.empty():
@@ -296,12 +302,12 @@ def _in_processes(tasks: list[list[Job]], place: Place, workers: int, tell: Tell
     finally:
         processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:  # their results are on disk, so nothing is lost
+        for process in processes:  # their progress is on disk
             process.terminate()
 
 
 @contextmanager
-def _deaf_children() -> Iterator[None]:
+def _children_ignore_interrupts() -> Iterator[None]:
     """Processes started in this context ignore Ctrl-C, which a terminal sends to all: only the parent handles it."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
@@ -314,8 +320,8 @@ def _deaf_children() -> Iterator[None]:
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
-    """Processes started in this context do not run the user's script again, which needs no `if __name__` then."""
+def _children_skip_main() -> Iterator[None]:
+    """Processes started in this context do not import the user's script, so it needs no `if __name__ == "__main__"`."""
     main = sys.modules["__main__"]
     hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
     if has_any():
@@ -330,18 +336,18 @@ def _without_main() -> Iterator[None]:
 _inbox: Any = None
 
 
-def _begin_worker(inbox: Any, parent: int, own: bytes | None) -> None:
+def _start_worker(inbox: Any, parent: int, own: bytes | None) -> None:
     global _inbox
     _inbox = inbox
     unpack(own)
 
-    def watch() -> None:
+    def exit_with_parent() -> None:
         while os.getppid() == parent:
             time.sleep(0.2)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
-def _work(task: list[Job], place: Place) -> list[Record]:
+def _train_task(task: list[Job], place: Place) -> list[Record]:
     return train_jobs(task, place, _inbox.put)
