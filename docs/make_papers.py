@@ -19,35 +19,36 @@ from steppe.papers.store import Results
 DOCS = Path(__file__).parent
 INTRO = """# The papers, run again
 
-Every table and figure of the five papers that steppe's methods come from is a grid of recipes: `steppe paper list`
-names them, `steppe paper run s0/table1` runs one, `steppe paper show s0/table1` puts our numbers beside the paper's.
-These pages are made from the results in the folder `results` only.
+**Do the methods do what their papers say?** Every table and figure of five papers is a recipe in steppe, and what was run
+of them is on these pages, beside the paper's numbers. The pages are generated from the records in `results/`.
+"""
+HOW = """## How to read it
 
-How to read it:
-
-- *Difference* is ours minus the paper's, in combined standard errors, √(se² + se²). Within 2 a number counts as
-  **reproduced**. Papers seldom state preprocessing and initialisation, so a number may differ although the paper's
-  statement about it holds. Statements are therefore judged separately.
-- Statements are judged on paired differences, seed by seed, with simultaneous 95 % intervals for all comparisons of the
-  statement. Direction, evidence and scale are said apart. A difference is *beyond doubt* if its interval leaves out
-  zero.
-- **run at smaller scale**: fewer epochs, less data, fewer than three seeds, a smaller problem than the paper's, or
+- A **number** counts as *reproduced* if ours is within 2 combined standard errors, √(se² + se²), of the paper's. Papers
+  seldom state preprocessing and initialisation, so a number may differ although the paper's statement about it holds.
+- A **statement** ("A is above B") is therefore judged on our runs alone: on differences paired by seed, with simultaneous
+  95 % confidence intervals for all comparisons of the statement. Its direction, its evidence and the scale of our runs are
+  reported separately. A difference is *beyond doubt* if its interval excludes zero.
+- **Run at smaller scale** means fewer epochs, less data, fewer than three seeds, a smaller problem than the paper's, or
   only some of the comparisons that the statement is about.
-- **not run**: there is no result. Most often the data was not available (CIFAR-100, SVHN, ImageNet), or one GPU would
-  need more than minutes. The recipe exists, and a smoke run of it is part of the tests.
-- *n* is the number of our runs. *Seconds per run* is the training time divided by the number of runs that alternated
-  in one process; up to four processes shared the GPU, so a run alone takes less.
+- **Not run** means that there is no result. Most often the data was not available (CIFAR-100, SVHN, ImageNet), or it
+  would take more than minutes on one GPU. The recipe exists, and the tests run a small version of it.
+- **n** is the number of our runs. **Seconds per run** is the training time divided by the number of runs that alternated
+  in one process. Up to four processes shared the GPU, so a run alone takes less.
 
-To add results, run cells, on as many machines as you like, and collect their records:
+## Run it yourself
+
+`steppe paper list` names the tables and figures, `steppe paper show s0/table1` prints our numbers beside the paper's. To
+add results, run some cells of a table, on as many machines as you like, and collect their records:
 
 ```bash
-steppe paper run s0/table1 --cells cifar10/cnn-5 --device cuda --together 5   # may be stopped; run it again to go on
+steppe paper run s0/table1 --cells cifar10/cnn-5 --device cuda --together 5   # after an interruption, run it again
 steppe paper collect runs/s0 s0/table1                                        # each run is added once
 python docs/make_papers.py
 ```
 
-Nets of `s1/table1` are also tested on other ImageNet test sets, if these are beside the folder `imagenet`, as their
-archives unpack. Missing sets are named before training begins; their columns stay empty.
+Nets of `s1/table1` are also tested on other ImageNet test sets, if these have been unpacked beside the folder `imagenet`.
+Missing sets are named before training begins; their columns stay empty.
 
 | | beside `imagenet` | |
 |---|---|---|
@@ -60,11 +61,11 @@ archives unpack. Missing sets are named before training begins; their columns st
 
 def pages(results: Results) -> dict[str, str]:
     """The text of each page by its place: an overview, and one page a paper."""
-    made = {"papers.md": f"{INTRO}\n{_overview(results)}"}
+    made = {"papers.md": f"{INTRO}\n{_overview(results)}\n{HOW}"}
     for name, module in PAPERS.items():
         parts = [f"# {module.TITLE}\n"]
         if name == "s2":
-            parts.append("The paper calls its method GAM; here it is GNAM, since S0's has that name.\n")
+            parts.append("The paper calls its method GAM. Here it is called GNAM, because S0's method has that name.\n")
         run = [e for e in module.EXPERIMENTS if results.scale_of(e)]
         parts += [section(experiment, results) for experiment in run]
         rest = [e for e in module.EXPERIMENTS if e not in run]
@@ -86,7 +87,7 @@ def _overview(results: Results) -> str:
         if judged:
             words.append(f"| {link} | {' | '.join(str(judged.count(v) or '') for v in _OF_STATEMENTS)} |")
     extra = next(module for name, module in PAPERS.items() if name == "extra")
-    rest = f"No paper has [{extra.TITLE}](papers/extra.md)."
+    rest = f"[{extra.TITLE}](papers/extra.md) has results that are in no paper."
     return "\n".join(["## At a glance", "", *words, "", *lines_, "", rest, ""])
 
 
@@ -109,9 +110,9 @@ def section(experiment: Experiment, results: Results) -> str:
     """The part of the page about one table or figure."""
     drawn = [f"<!-- paper: {experiment.name} -->"] if _has_figure(experiment, results) else []  # drawn by the build
     if page := OWN_PAGES.get(experiment.name):
-        said = f"{experiment.shows} [Its page](../{page}) has the numbers."
+        said = f"{experiment.shows} The numbers are on [its own page](../{page})."
         return "\n".join([f"## {experiment.name} · {experiment.title}", "", said, "", *drawn, ""])
-    shows = experiment.shows if experiment.paper == "extra" else f"The paper's: {experiment.shows}"
+    shows = experiment.shows if experiment.paper == "extra" else f"In the paper: {experiment.shows}"
     text = [f"## {experiment.name} · {experiment.title}", "", shows, ""]
     if experiment.needs:
         text += [f"Needs {experiment.needs}.", ""]
@@ -120,7 +121,7 @@ def section(experiment: Experiment, results: Results) -> str:
     if behind := [f"- {trend.text}: {found.said}." for trend, _, found in judged if found.said]:
         text += [
             "",
-            '<details markdown="1"><summary>The differences behind it</summary>',
+            '<details markdown="1"><summary>The differences behind these verdicts</summary>',
             "",
             *behind,
             "",
@@ -131,9 +132,9 @@ def section(experiment: Experiment, results: Results) -> str:
     run = [line for line in shown if line.has_run]
     text += ["", *drawn] if drawn else []
     if grid := matrix(whole):
-        text += ["", "Ours ± standard error (n) / the paper's, %:", "", *_table(grid)]
+        text += ["", "Ours ± standard error (n) / the paper's number, in %:", "", *_table(grid)]
     if against := fair(experiment, results):
-        text += ["", "Against the best base at no more cost, with simultaneous intervals:", "", *_table(against)]
+        text += ["", "Compared with the best base that costs no more, with simultaneous 95 % confidence intervals:", "", *_table(against)]
     if said := offset(shown):
         text += ["", said]
     missing = len(shown) - len(run)
