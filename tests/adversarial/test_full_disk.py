@@ -21,7 +21,7 @@ DATA = "from helpers.curvature_problems import digits, mlp\n"
 DATA += "def model(): return mlp(4).double()\ndef data(): return digits(30, side=4)\n"
 COMMANDS = {
     "train": "train --epochs 2 --share 0.2 --out out",
-    "compare": "compare --seeds 1 --epochs 1 --share 0.2 --methods sam --no-curvature --no-equal-cost --out out",
+    "compare": "compare sam --jobs 1 --seeds 1 --epochs 1 --share 0.2 --no-curvature --no-equal-cost --out out",
     "sweep": "sweep --method sam --grid sam.rho=0.05 --seeds 1 --epochs 1 --share 0.2 --out out",
     "measure": "measure start.pt --model a_project:model --data a_project:data --what eigenvalues --out out",
     "paper": "paper run s0/fig4 --scale smoke --seeds 1 --out out",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,9 +47,12 @@ def calibration(estimates: list[Estimate], truth: float) -> tuple[float, float]:
     return covered / len(estimates), near / len(estimates)
 
 
+_pixels_and_labels = functools.cache(functools.partial(load_digits, return_X_y=True))  # reading takes 20 ms
+
+
 def digits(count: int, side: int = 8) -> tuple[Tensor, Tensor]:
     """The first digits of scikit-learn's set, as float64 images of side 8 or pooled to 4."""
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = _pixels_and_labels()
     images = torch.tensor(pixels[:count] / 16.0).reshape(-1, 1, 8, 8)
     return F.avg_pool2d(images, 8 // side), torch.tensor(labels[:count])
 
