@@ -19,27 +19,28 @@ from steppe.papers.store import Results
 DOCS = Path(__file__).parent
 INTRO = """# The papers, run again
 
-**Do the methods do what their papers say?** Every table and figure of five papers is a recipe in steppe, and what was run
-of them is on these pages, beside the paper's numbers. The pages are generated from the records in `results/`.
+**Do the methods do what their papers say?** Every table and figure of five papers is a recipe in steppe. What was run
+of them is on these pages, beside the papers' numbers. The pages are generated from the records in `results/`.
 """
 HOW = """## How to read it
 
-- A **number** counts as *reproduced* if ours is within 2 combined standard errors, √(se² + se²), of the paper's. Papers
-  seldom state preprocessing and initialisation, so a number may differ although the paper's statement about it holds.
-- A **statement** ("A is above B") is therefore judged on our runs alone: on differences paired by seed, with simultaneous
-  95 % confidence intervals for all comparisons of the statement. Its direction, its evidence and the scale of our runs are
-  reported separately. A difference is *beyond doubt* if its interval excludes zero.
-- **Run at smaller scale** means fewer epochs, less data, fewer than three seeds, a smaller problem than the paper's, or
-  only some of the comparisons that the statement is about.
+- A **number** counts as *reproduced* if ours is within 2 combined standard errors, √(se² + se²), of the paper's.
+  Papers seldom state preprocessing and initialisation, so a number may differ although the paper's statement about it
+  holds.
+- A **statement** ("A is above B") is therefore judged on our runs alone: on differences paired by seed, with
+  simultaneous 95 % confidence intervals for all comparisons of the statement. Its direction, its evidence and the
+  scale of our runs are reported separately. A difference is *beyond doubt* if its interval excludes zero.
+- **Run at smaller scale** means fewer epochs, less data, fewer than three seeds, a smaller problem than the paper's,
+  or only some of the comparisons that the statement is about.
 - **Not run** means that there is no result. Most often the data was not available (CIFAR-100, SVHN, ImageNet), or it
   would take more than minutes on one GPU. The recipe exists, and the tests run a small version of it.
-- **n** is the number of our runs. **Seconds per run** is the training time divided by the number of runs that alternated
-  in one process. Up to four processes shared the GPU, so a run alone takes less.
+- **n** is the number of our runs. **Seconds per run** is the training time divided by the number of runs that
+  alternated in one process. Up to four processes shared the GPU, so a run alone takes less.
 
 ## Run it yourself
 
-`steppe paper list` names the tables and figures, `steppe paper show s0/table1` prints our numbers beside the paper's. To
-add results, run some cells of a table, on as many machines as you like, and collect their records:
+`steppe paper list` names the tables and figures, `steppe paper show s0/table1` prints our numbers beside the paper's.
+To add results, run some cells of a table, on as many machines as you like, and collect their records:
 
 ```bash
 steppe paper run s0/table1 --cells cifar10/cnn-5 --device cuda --together 5   # after an interruption, run it again
@@ -47,8 +48,8 @@ steppe paper collect runs/s0 s0/table1                                        # 
 python docs/make_papers.py
 ```
 
-Nets of `s1/table1` are also tested on other ImageNet test sets, if these have been unpacked beside the folder `imagenet`.
-Missing sets are named before training begins; their columns stay empty.
+Nets of `s1/table1` are also tested on other ImageNet test sets, if these have been unpacked beside the folder
+`imagenet`. Missing sets are named before training begins; their columns stay empty.
 
 | | beside `imagenet` | |
 |---|---|---|
@@ -134,7 +135,8 @@ def section(experiment: Experiment, results: Results) -> str:
     if grid := matrix(whole):
         text += ["", "Ours ± standard error (n) / the paper's number, in %:", "", *_table(grid)]
     if against := fair(experiment, results):
-        text += ["", "Compared with the best base that costs no more, with simultaneous 95 % confidence intervals:", "", *_table(against)]
+        said = "Compared with the best base that costs no more, with simultaneous 95 % confidence intervals:"
+        text += ["", said, "", *_table(against)]
     if said := offset(shown):
         text += ["", said]
     missing = len(shown) - len(run)
