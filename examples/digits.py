@@ -2,7 +2,7 @@
 
     python examples/digits.py
 
-Takes well under a minute on a CPU. Every method of a seed has the same initial weights and the same batches.
+Takes well under a minute on a CPU. With the same seed, all methods have the same initial weights and batches.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     data = load()
-    table = Table("method", "test accuracy", "looks a step", "seconds", title="digits, half for training")
+    table = Table("method", "test accuracy", "looks a step", "seconds", title="digits, half of them for training")
     with Progress(transient=True) as progress:
         task = progress.add_task("training", total=len(METHODS) * args.seeds * args.epochs)
         for name, method in METHODS.items():

@@ -3,8 +3,8 @@
     python examples/distributed.py                                          # starts torchrun itself
     torchrun --standalone --nproc-per-node=2 examples/distributed.py        # the same
 
-Trains scikit-learn's digits on a CPU in well under a minute. The loop is the same for all three; only how the model
-is wrapped differs. The table shows the distance of the weights from those of one process with the whole batch.
+Trains scikit-learn's digits on a CPU in well under a minute. The loop is the same for all three; only the wrapping of
+the model differs. The table shows how far the weights are from those of one process that sees the whole batch.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def on_a_rank(epochs: int) -> None:
         table.add_row(wrap.__name__, f"{accuracy(weights, x_test, y_test):.1%}", f"{distance:.1e}", f"{ms:.1f}")
     if rank == 0:
         Console().print(table)
-        print("ddp and fsdp2 equal one process up to rounding; in ddp_local each process perturbs by half of the batch")
+        print("ddp and fsdp2 equal one process up to rounding.")
+        print("In ddp_local each process perturbs by the gradient of its own half of the batch, so its weights differ.")
     dist.destroy_process_group()
 
 

@@ -8,9 +8,9 @@ are quadratics with the same eigenvectors. Where the test loss has an eigenvalue
 loss has λ̃ = f(λ + noise), f(λ) = λ/2 + sin(10λ)/20. From gradients alone, GAM with T = 12 learns coefficients γ, and
 with them P(λ̃) = λ̃ + Σ γ_t λ̃^{t+1}, the eigenvalue as its perturbed gradient sees it. P(λ̃) should become λ.
 
-The losses and the loop are in `steppe.papers.quadratic`, which also says what the paper leaves open. The loop runs the
-method by hand, without a model and without autograd, in the basis of the eigenvectors: a method is a generator of
-looks, and anything that answers them can run it.
+The losses and the loop are in `steppe.papers.quadratic`, which also lists what the paper does not specify. The loop
+runs the method by hand, without a model and without autograd, in the basis of the eigenvectors: a method is a
+generator that asks for gradients, and anything that can compute them can run it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python examples/lightning_digits.py
 
-Trains scikit-learn's digits on a CPU in well under a minute: bfloat16, two batches a step, gradient clipping, a
-schedule. Prints what Lightning logged, and how often the module ran.
+Trains scikit-learn's digits on a CPU in well under a minute, with bfloat16, two batches a step, gradient clipping and a
+learning-rate schedule. Prints what Lightning logged, and how often `training_step` ran.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from steppe.integrations.lightning import SharpnessAwareCallback
 
 
 class Digits(L.LightningModule):
-    """A usual module: nothing in it is about sharpness."""
+    """An ordinary module: nothing in it is about sharpness."""
 
     def __init__(self) -> None:
         super().__init__()

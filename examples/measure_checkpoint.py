@@ -1,8 +1,8 @@
-"""Train digits with SGD and with SAM, and measure how curved the loss is where each ended.
+"""Train digits with SGD and with SAM, and measure the curvature of the loss where each of them ended.
 
     python examples/measure_checkpoint.py --out measured
 
-Takes about a minute on a CPU. The command line measures the two checkpoints that it writes:
+Takes about a minute on a CPU. It writes two checkpoints, which the command line can measure too:
 
     cd examples
     steppe measure ../measured/SGD.pt ../measured/SAM.pt \\
@@ -63,7 +63,7 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Trained:
-    """Where training ended, the largest eigenvalue on the way, and the weights after each epoch."""
+    """Where training ended, the largest eigenvalue during training, and the weights after each epoch."""
 
     objective: Objective
     history: list[Record]

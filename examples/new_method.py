@@ -2,9 +2,10 @@
 
     python examples/new_method.py
 
-The idea: a batch's gradient is noisy, so this method perturbs along a running mean of gradients instead. A method
-yields where to look, is sent what is seen there, and returns the direction. It declares in `memory` what it remembers.
-Half precision, accumulation, DDP, FSDP2, checkpoints and the trainers work without further code.
+The idea: the gradient of a batch is noisy, so this method perturbs the weights along a running mean of gradients. A
+method yields where to evaluate the gradient, is sent the result, and returns the direction to step along; `memory`
+declares what it keeps between steps. Half precision, accumulation, DDP, FSDP2, checkpoints and the trainers work
+without further code.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python examples/own_loop.py
 
 Trains scikit-learn's digits on a CPU in well under a minute, stops every run half-way, resumes it from a checkpoint,
-and prints a table. Arrows mark the lines that are not plain torch.
+and prints a table. Arrows mark the two lines that differ from plain PyTorch.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     python examples/scale.py                                               # 8 processes on this CPU
     torchrun --nproc-per-node 8 examples/scale.py --pipeline 2 --tensor 2  # on GPUs, if there are any
 
-The steps of torchtitan's loop, in its order: split the model into stages, split tensors, shard, make the optimizer.
-Two things are steppe's: `SharpnessAware` around AdamW, and the loop over `opt.passes()` around the schedule's step.
+The steps are those of torchtitan's loop, in its order: split the model into pipeline stages, split matrices, shard,
+make the optimizer. steppe adds two things: `SharpnessAware` around AdamW, and the loop over `opt.passes()` around the
+pipeline schedule's step.
 """
 
 from __future__ import annotations

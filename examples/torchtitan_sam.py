@@ -3,7 +3,7 @@
     cd examples
     torchrun --nproc-per-node 8 -m torchtitan.train --module torchtitan_sam --config llama3_debugmodel_sam ...
 
-With torch 2.13 add ``--parallelism.spmd_backend partial_dtensor``: torchtitan's default needs a newer one.
+With torch 2.13 add ``--parallelism.spmd_backend partial_dtensor``: torchtitan's default needs a newer torch.
 """
 
 # pyright: reportMissingImports=false
@@ -27,7 +27,7 @@ class SharpnessAwareTrainer(Trainer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
-        """torchtitan's, and the method."""
+        """torchtitan's settings, and the method."""
 
         method: Annotated[steppe.Method, tyro.conf.Suppress] = field(default_factory=steppe.SAM)
 

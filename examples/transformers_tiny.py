@@ -2,8 +2,8 @@
 
     python examples/transformers_tiny.py
 
-It learns characters, on a CPU, in well under a minute; nothing is downloaded. Lines have different lengths, so the
-Trainer weights micro-batches by their tokens, in every look.
+It predicts characters, and trains on a CPU in well under a minute; nothing is downloaded. Lines differ in length, so
+the Trainer weights micro-batches by their number of tokens. This holds in every look (gradient evaluation) too.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=12)
     args = parser.parse_args()
-    torch.set_num_threads(1)  # the model is tiny: threads cost more than they bring
+    torch.set_num_threads(1)  # the model is tiny: more threads are slower
     data = lines()
     train, held_out = [e for i, e in enumerate(data) if i % 5], data[::5]
-    print(f"{len(train)} lines to learn, {len(held_out)} held out")
+    print(f"{len(train)} lines for training, {len(held_out)} held out")
     transformers.utils.logging.set_verbosity_error()
     table = Table("method", "loss on held-out lines", "train loss (last epoch)", "steps", "seconds")
     for name, method in METHODS.items():

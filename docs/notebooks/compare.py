@@ -1,6 +1,7 @@
 # %% [markdown]
-# Your data, your model and your method, compared with others. The data is a pair of tensors for training and one for
-# testing; it could be two `Dataset`s, two `DataLoader`s, arrays of numpy or a Hugging Face `DatasetDict` as well.
+# Compare a method of your own with SAM and ASAM, on your own data and model. The data is a pair of tensors for training
+# and a pair for testing. It could also be two `Dataset`s, two `DataLoader`s, numpy arrays or a `DatasetDict` of Hugging
+# Face.
 
 # %%
 import torch
@@ -13,8 +14,8 @@ x = x.float() / 16
 data = (x[:1000], y[:1000]), (x[1000:], y[1000:])
 
 # %% [markdown]
-# The model is a function or a class. It may take the shape of an input and the number of outputs. Every seed starts
-# from weights of its own, which all methods share.
+# The model is a function or a class. It may take the shape of an input and the number of outputs. With the same seed,
+# all methods start from the same weights.
 
 
 # %%
@@ -24,7 +25,7 @@ def make_model(shape, classes):
 
 
 # %% [markdown]
-# A method of your own is a class. This one looks at both sides of the weights and takes the mean of the two gradients.
+# A method is a class. This one evaluates the gradient on both sides of the weights and takes the mean.
 
 # %%
 from dataclasses import dataclass  # noqa: E402
@@ -46,8 +47,8 @@ class TwoSided(Method):
 
 
 # %% [markdown]
-# Names, methods and classes can be mixed. Everything that is not given is what `steppe compare` suggests. In a notebook
-# the result is shown as the report; here it is shown as text.
+# Methods may be given as names, objects or classes. Whatever is not given has the default of `steppe compare`. In a
+# notebook the result is shown as the report; here it is shown as text.
 
 # %%
 result = steppe.compare(
@@ -66,7 +67,8 @@ result = steppe.compare(
 result
 
 # %% [markdown]
-# One row a method, with 95 % intervals, as a pandas table; `result.frame` has one row a run.
+# `result.table` is a pandas table with one row for each method and 95 % confidence intervals; `result.frame` has one
+# row for each run.
 
 # %%
 result.table[["test_accuracy", "low", "high", "cost", "verdict"]].round(4)
@@ -75,14 +77,14 @@ result.table[["test_accuracy", "low", "high", "cost", "verdict"]].round(4)
 print(result.best())
 
 # %% [markdown]
-# `result.plot()` draws the results against their cost, and `result.save("report.html")` writes the page.
+# `result.plot()` draws the results against their cost, and `result.save("report.html")` writes the report.
 
 # %%
 result.save("report.html")
 
 # %% [markdown]
-# The radius can be chosen on held-out training data. Many candidates are trained for a short time, few for the whole
-# time. The test data is not used.
+# `steppe.tune` chooses the radius on held-out training data. All candidates are trained for a short time, and only the
+# best ones for the whole time. The test data is not used.
 
 # %%
 tuned = steppe.tune(
