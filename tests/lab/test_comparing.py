@@ -18,7 +18,7 @@ import steppe
 from steppe.lab.comparing import Lines
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import RecordWarning, read_records
-from steppe.lab.runner.local import Job, News
+from steppe.lab.runner.local import Job, News, perform
 from steppe.support.errors import UserError
 
 pytestmark = [
@@ -67,7 +67,7 @@ def test_methods_in_every_form_and_what_comes_back(tmp_path):
     assert row["low"] <= row["test_accuracy"] <= row["high"] and row["verdict"] == "n too small to tell"
     best = result.best()
     assert best.mean.value == result.table.test_accuracy.max() and best.label not in best.tied
-    assert set(best.tied) | {best.label} <= set(labels) and best.label in str(best)
+    assert repr(best) == str(best) and set(best.tied) | {best.label} <= set(labels) and best.label in str(best)
     assert repr(result).startswith("Nothing can be said: fewer than 3 seeds") and "Nearer" in repr(result)
 
 
@@ -82,7 +82,16 @@ def test_the_report_is_shown_and_saved(tmp_path):
         and '"' not in shown.partition("srcdoc=")[2][1:-11]
     )
     figure = result.plot()
+    assert figure._repr_png_().startswith(b"\x89PNG"), "a notebook shows it, also without pyplot"
     assert figure.axes and figure.axes[0].get_xlabel() == "gradient evaluations"
+
+
+def test_in_a_notebook_the_result_is_shown_once(tmp_path, monkeypatch):
+    """rich, if it sees a notebook, displays the table itself: the report would be the second thing shown."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    displayed: list[Any] = []
+    monkeypatch.setattr("rich.jupyter.display", lambda *shown: displayed.append(shown))
+    assert "SGD" in repr(compare(tmp_path, seeds=1)) and not displayed
 
 
 def test_what_is_done_is_not_done_again_until_the_code_changes(tmp_path):
@@ -96,8 +105,9 @@ def test_what_is_done_is_not_done_again_until_the_code_changes(tmp_path):
     before = stamps()
     again = compare(tmp_path, model=model_of(3))
     assert stamps() == before and again.table.equals(first.table)
-    with pytest.warns(RecordWarning, match="python:model.* has changed since 4 runs in .* ended: trained again"):
+    with pytest.warns(RecordWarning, match="^python:model has changed since 4 runs in .* ended: trained again") as told:
         compare(tmp_path, model=model_of(4))
+    assert {one.filename for one in told} == {__file__}, "a warning is at the line that called steppe"
     assert stamps().keys() == before.keys() and stamps() != before
     other = (DATA[0], (X[300:400].float() / 16, Y[300:400]))
     compare(tmp_path, model=model_of(4), data=other)
@@ -158,9 +168,9 @@ WRONG: dict[str, dict[str, Any]] = {
     "model must be a name or a function, not a int": {"model": 3},
     "data-.* must return|give two": {"data": torch.ones(3)},
     "failed with ZeroDivisionError": {"data": lambda: 1 / 0},
-    "could not be made: ZeroDivisionError": {"model": lambda: 1 / 0},
-    "gave a int, not a torch.nn.Module": {"model": lambda: 3},
-    "gave a int, not a torch.optim.Optimizer": {"base": lambda params: 3},
+    "could not be built: ZeroDivisionError": {"model": lambda: 1 / 0},
+    "returned a int, not a torch.nn.Module": {"model": lambda: 3},
+    "returned a int, not a torch.optim.Optimizer": {"base": lambda params: 3},
     "gave the same module again: make a new one each time": {"model": lambda: ONE},
     "every run needs its own: give its class": {"base": torch.optim.SGD(ONE.parameters(), lr=0.1)},
     "lower_is_better is for a metric of your own": {"lower_is_better": True},
@@ -282,6 +292,19 @@ def test_tuning_halves_the_candidates_and_judges_on_held_out_data(tmp_path):
     assert "on held-out training data, 5 candidates" in str(tuned)
     again = tune(tmp_path, radius=(0.01, 1.0), lr=(0.01, 0.5))
     assert again.trials == tuned.trials and len(read_records(tmp_path)) == len(records), "nothing is trained again"
+
+
+def test_candidates_that_do_not_depend_on_each_other_are_trained_together(tmp_path, monkeypatch):
+    """Processes are started once for all of them, not once for each few."""
+    counts = []
+
+    def counted(jobs, *more):
+        counts.append(len(jobs))
+        return perform(jobs, *more)
+
+    monkeypatch.setattr("steppe.lab.comparing.perform", counted)
+    tune(tmp_path, radius=(0.01, 1.0), trials=12, keep=1, epochs=1, seeds=1)
+    assert counts == [10, 1, 1, 6, 1]
 
 
 def test_ranges_of_a_search(tmp_path):

@@ -1,4 +1,4 @@
-"""Long runs say how they go: examples a second and the time that is left, by a clock that the tests set."""
+"""Long runs say how they go: examples per second and the time that is left, by a clock that the tests set."""
 
 from __future__ import annotations
 
@@ -50,16 +50,23 @@ def test_a_run_is_heard_of_at_each_epoch_and_once_a_second(clock):
     assert (heard[-1].epoch, heard[-1].step, heard[-1].steps, heard[-1].ended) == (3, 0, 4, True)
 
 
+def test_a_rate_of_no_time_is_not_told(clock):
+    rate = Rate()
+    for clock.now, step in ((0.0, 1), (0.001, 50)):
+        rate.hear(News("a", 0, step=step, steps=100), batch=50)
+    assert str(rate) == ""
+
+
 def test_the_rate_is_that_of_all_runs_in_the_last_half_minute(clock):
     rate = Rate()
-    for seconds in range(100):  # two runs, 10 steps of 50 examples a second each, then only half as many
+    for seconds in range(100):  # two runs, 10 steps of 50 examples per second each, then only half as many
         clock.now = seconds
         for key in ("a", "b"):
             done = 10 * min(seconds, 50) + 5 * max(seconds - 50, 0)
             rate.hear(News(key, done // 100, step=done % 100, steps=100), batch=50)
         if seconds in (2, 40):
-            assert str(rate) == ", 1,000 examples a second"
-    assert str(rate) == ", 500 examples a second"
+            assert str(rate) == ", 1,000 examples per second"
+    assert str(rate) == ", 500 examples per second"
 
 
 def test_what_a_run_had_done_before_it_was_resumed_is_no_speed(clock):
@@ -68,10 +75,10 @@ def test_what_a_run_had_done_before_it_was_resumed_is_no_speed(clock):
     assert str(rate) == ""  # after one moment
     clock.now = 2.0
     rate.hear(News("a", 9, step=3, steps=10), 1)
-    assert str(rate) == ", 1 examples a second"
+    assert str(rate) == ", 1 examples per second"
     clock.now = 3.0
     rate.hear(News("old", 10, ended=True, before=True), 1)  # of an earlier command
-    assert str(rate) == ", 1 examples a second"
+    assert str(rate) == ", 1 examples per second"
 
 
 def test_steps_of_an_epoch_count_for_the_time_that_is_left(clock):
@@ -80,20 +87,20 @@ def test_steps_of_an_epoch_count_for_the_time_that_is_left(clock):
     remaining.hear(News(job.recipe.key, 0, step=1, steps=10))
     clock.now = 8.0
     remaining.hear(News(job.recipe.key, 0, step=9, steps=10))  # a step a second, 11 are left
-    assert str(remaining) == ", 100 examples a second, about 11 s left"
+    assert str(remaining) == ", 100 examples per second, about 11 s left"
 
 
 def test_without_a_terminal_a_long_run_says_a_line_a_minute(clock, capsys):
     job = Job(Recipe(epochs=20))
     with Display([job]) as show:
-        for second in range(200):  # 10 steps of 100 examples a second
+        for second in range(200):  # 10 steps of 100 examples per second
             clock.now = float(second)
             show(News(job.recipe.key, second // 10, step=10 * (second % 10), steps=100))
         clock.now = 201.0
         show(News(job.recipe.key, 20, ended=True, result="97 %", steps=100))
     said = capsys.readouterr().err.splitlines()
     assert [line.split("  ")[1] for line in said] == ["60 s", "120 s", "180 s", "201 s"]
-    assert said[0] == "0/1  60 s  Adam, seed 0: epoch 6 of 20, 1,000 examples a second, about 2 min left"
+    assert said[0] == "0/1  60 s  Adam, seed 0: epoch 6 of 20, 1,000 examples per second, about 2 min left"
     assert "97 %" in said[3] and "left" not in said[3]
 
 

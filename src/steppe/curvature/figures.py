@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..support.drawing import new_figure
 from ..support.files import whole_file
 from .density import LogDet, Spectrum
 from .flatness import transformed
@@ -55,7 +56,7 @@ def top_figure(values: Tensor | Mapping[str, Tensor], bins: int = 30) -> Figure:
     """A histogram of the largest eigenvalues, on one set of bins (Zhang et al. 2023, Figure 3)."""
     named = _named(values)
     figure, axes = _blank("eigenvalue", f"how many of the top {len(next(iter(named.values())))}")
-    low, high = (f(float(f(v)) for v in map(_plain, named.values())) for f in (min, max))
+    low, high = min(float(one.min()) for one in named.values()), max(float(one.max()) for one in named.values())
     edges = torch.linspace(low, high + 1e-9 * abs(high) + 1e-300, bins + 1, dtype=torch.float64).tolist()
     for colour, (name, one) in zip(_cycle(), named.items(), strict=False):
         label = f"{name}: λ₁ = {float(one.max()):.3g}"
@@ -125,9 +126,7 @@ def contour_figure(plane: Plane) -> Figure:
 
 def contours_figure(planes: Mapping[str, Plane]) -> Figure:
     """Several planes side by side, with one scale of colours, so that they can be compared."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(0.9 + 3.6 * len(planes), 3.9), layout="constrained")
+    figure = new_figure(0.9 + 3.6 * len(planes), 3.9)
     several: Any = figure.subplots(1, len(planes), squeeze=False)[0]
     heights, label = _heights(list(planes.values()))
     finite = torch.cat([one[one.isfinite()] for one in heights])
@@ -164,9 +163,7 @@ def _contours(axes: Any, plane: Plane, shown: Tensor, levels: Any) -> Any:
 
 def surface_figure(plane: Plane) -> Figure:
     """Loss on a plane as a surface."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4.6), layout="constrained")
+    figure = new_figure(6, 4.6)
     axes: Any = figure.add_subplot(projection="3d", computed_zorder=False)
     across, up = torch.meshgrid(plane.across, plane.up, indexing="xy")
     losses = plane.losses.clone()
@@ -190,8 +187,8 @@ def surface_html(plane: Plane, path: str | os.PathLike[str]) -> None:
         for row in plane.losses.tolist()
     ]
     first, second = plane.axes
-    told = f"loss %{{z:.5g}}<br>{first} %{{x:.3g}}<br>{second} %{{y:.3g}}<extra></extra>"
-    shown: dict[str, Any] = {"colorscale": "Viridis", "hovertemplate": told}
+    hover_text = f"loss %{{z:.5g}}<br>{first} %{{x:.3g}}<br>{second} %{{y:.3g}}<extra></extra>"
+    shown: dict[str, Any] = {"colorscale": "Viridis", "hovertemplate": hover_text}
     shown["colorbar"] = {"len": 0.75, "title": {"text": "loss"}}  # short, because the buttons are above it
     figure = go.Figure(go.Surface(x=plane.across.tolist(), y=plane.up.tolist(), z=losses, **shown))
     scene: dict[str, Any] = {"xaxis_title": plane.axes[0], "yaxis_title": plane.axes[1], "zaxis_title": "loss"}
@@ -200,22 +197,20 @@ def surface_html(plane: Plane, path: str | os.PathLike[str]) -> None:
     scene["camera"] = {"eye": {"x": -1.0, "y": -1.35, "z": 1.0}, "center": {"x": 0, "y": 0, "z": -0.15}}
     figure.update_layout(scene=scene, margin={"l": 0, "r": 0, "t": 0, "b": 0}, template="plotly_white", autosize=True)
     options: dict[str, Any] = {"config": {"displaylogo": False}, "default_height": "96vh"}
-    with whole_file(Path(path)) as beside:
-        figure.write_html(os.fspath(beside), include_plotlyjs=True, full_html=True, **options)
+    with whole_file(Path(path)) as temporary:
+        figure.write_html(os.fspath(temporary), include_plotlyjs=True, full_html=True, **options)
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """Write a figure: PNG, SVG or PDF, by the name."""
     path = Path(path)
-    with whole_file(path) as beside:
-        figure.savefig(beside, dpi=130, format=path.suffix[1:] or "png")
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=130, format=path.suffix[1:] or "png")
     return path
 
 
 def _blank(x: str, y: str) -> tuple[Figure, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 3.8), layout="constrained")
+    figure = new_figure(6, 3.8)
     axes = figure.add_subplot()
     axes.set(xlabel=x, ylabel=y)
     axes.spines[["top", "right"]].set_visible(False)
@@ -223,17 +218,15 @@ def _blank(x: str, y: str) -> tuple[Figure, Any]:
 
 
 def _finished(figure: Figure, axes: Any, given: Any) -> Figure:
+    """The figure, with a legend if there are several curves."""
     if isinstance(given, Mapping) and len(given) > 1:
         axes.legend(frameon=False)
     return figure
 
 
 def _named(given: Any) -> Mapping[str, Any]:
+    """One curve per name. A single curve, without a name, is "model"."""
     return given if isinstance(given, Mapping) else {"model": given}
-
-
-def _plain(values: Tensor) -> list[float]:
-    return values.tolist()
 
 
 def _cycle() -> list[str]:

@@ -143,8 +143,11 @@ def check(recipe: Recipe, place: Place) -> list[str]:
 
 
 def tell_user(note: str) -> None:
-    """A remark, as a warning that filters of warnings apply to."""
-    warnings.warn(note, RecordWarning, stacklevel=3)
+    """A remark, as a warning that filters of warnings apply to, on the line of the user's that called steppe."""
+    depth, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("steppe."):
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(note, RecordWarning, stacklevel=depth)
 
 
 @dataclass(frozen=True)

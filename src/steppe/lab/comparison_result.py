@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Choice:
     """The best of several: its result with a 95 % interval, and the labels of those that it is tied with."""
 
@@ -27,13 +27,15 @@ class Choice:
     metric: str
     mean: Mean
     tied: tuple[str, ...]  # not shown to be worse, by the simultaneous intervals of all differences to the best
-    recipe: dict[str, Any] = field(repr=False)
+    recipe: dict[str, Any]
 
     def __str__(self) -> str:
         low, high = self.mean.low, self.mean.high
         bounds = f" [{low:.4g}, {high:.4g}]" if low is not None and high is not None else ""
         tied = f"; tied with {', '.join(self.tied)}" if self.tied else ""
-        return f"{self.label}: {self.metric.replace('_', ' ')} {self.mean.value:.4g}{bounds}{tied}"
+        return f"{self.label}: {self.metric.replace('_', ' ').strip('↑')} {self.mean.value:.4g}{bounds}{tied}"
+
+    __repr__ = __str__  # a notebook shows the sentence
 
 
 def choice_among(rows: Sequence[Row], metric: str) -> Choice:
@@ -112,5 +114,5 @@ class Comparison:
 
         text = io.StringIO()
         shown = headline(self.records, self.metric), table(self.records, self.metric)
-        Console(file=text, width=120).print(*shown, sep="\n")
+        Console(file=text, width=120, force_jupyter=False).print(*shown, sep="\n")
         return text.getvalue()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,17 @@ from .runner.local import Job
 from .runner.sweep import jobs_for, read_space, score, suggest
 from .statistics import summarise
 
+RANDOM = 10  # candidates that Optuna draws before it proposes by what it has learnt
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Tuned:
     """What `steppe.tune` returns: the best setting with its interval, and the settings that it is tied with."""
 
     choice: Choice
     recipe: Recipe  # the best, for all training data
     finalists: Comparison
-    trials: list[dict[str, Any]] = field(repr=False)  # every candidate: values, score, how far it came
+    trials: list[dict[str, Any]]  # every candidate: values, score, how far it came
 
     @property
     def method(self) -> str:
@@ -52,6 +54,8 @@ class Tuned:
 
     def __str__(self) -> str:
         return f"{self.choice} (on held-out training data, {len(self.trials)} candidates)"
+
+    __repr__ = __str__  # a notebook shows the sentence
 
 
 def tune(
@@ -172,11 +176,14 @@ class Halving:
         """Ask Optuna for candidates, several at once, and tell it how they did."""
         optuna = require("optuna", "optuna", "steppe.tune")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
+        study = optuna.create_study(
+            direction="maximize", sampler=optuna.samplers.TPESampler(n_startup_trials=RANDOM, seed=0)
+        )
         first = (self.rungs() or [self.template.epochs])[0]
         tried: list[dict[str, Any]] = []
         while len(tried) < self.trials:
-            asked = [study.ask() for _ in range(min(self.at_once, self.trials - len(tried)))]
+            count = max(self.at_once, RANDOM - len(tried))  # the first do not depend on each other
+            asked = [study.ask() for _ in range(min(count, self.trials - len(tried)))]
             values = [{name: _rounded(suggest(t, name, one)) for name, one in self.space.items()} for t in asked]
             some = [{"values": one, "score": 0.0, "epochs": 0, "going": True} for one in values]
             self._train(some, first, train)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...support.drawing import new_figure
 from ...support.files import whole_file
 from ..statistics import Mean, Row, summarise
 from . import formatting
@@ -179,9 +180,7 @@ def _looks(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _blank(across: str, up: str) -> tuple[Figure, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    figure = new_figure(6.4, 3.8)
     axes = figure.add_subplot()
     axes.set(xlabel=across, ylabel=up)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""About how long runs will take, from the time of a few gradients."""
+"""Estimates of how long runs will take: before training from the time of a few gradients, later from the progress."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from ..models import build
+from ..report.formatting import plural
 from ..training.batches import Batches, data_for
 from ..training.tasks import task_of
 from .finished import finished_record
 from .local import Job, News, Place
 
-_EXAMPLES = 64  # in a timed batch: the time of a larger one is in proportion
+_EXAMPLES = 64  # size of the timed batch; the time of a larger one is taken to be proportional
 
 
 def duration(seconds: float) -> str:
@@ -30,14 +31,14 @@ def duration(seconds: float) -> str:
 
 
 class Remaining:
-    """About how long the other runs will take, from the work since the first news: starting takes no part in it."""
+    """The estimated remaining time, from the work done since the first report: starting processes does not count."""
 
     def __init__(self, jobs: Sequence[Job]):
         self._jobs = {job.recipe.key: job for job in jobs}
         self._done: dict[str, float] = {}
-        self._before = 0.0  # work of runs that were done already
+        self._before = 0.0  # work of runs that an earlier command had finished
         self._start = time.monotonic(), 0.0
-        self._first: tuple[float, float] | None = None  # when news first came, and the work until then
+        self._first: tuple[float, float] | None = None  # time of the first report, and the work until then
         self._rate = Rate()
 
     def hear(self, news: News) -> None:
@@ -62,7 +63,7 @@ class Remaining:
         return sum(job.work for job in self._jobs.values())
 
     def __str__(self) -> str:
-        """Such as ", 41,000 examples a second, about 3 min left"; without what is not known, or not left."""
+        """A text such as ", 41,000 examples per second, about 3 min left"; parts that are not known are left out."""
         left = self.whole - self.done
         if self._first is None or left <= 0:
             return str(self._rate)
@@ -74,16 +75,17 @@ class Remaining:
 
 
 class Rate:
-    """Training examples a second, of all runs together, in about the last half minute."""
+    """Training examples per second, of all runs together, in about the last half minute."""
 
     WINDOW = 30.0
+    LEAST = 0.5  # seconds: over less time the rate is chance
 
     def __init__(self) -> None:
-        self._seen: dict[str, int] = {}  # examples of each run, also of earlier commands
-        self._marks: deque[tuple[float, int]] = deque()  # times, and examples that this command has trained on
+        self._seen: dict[str, int] = {}  # examples of each run, including those of earlier commands
+        self._marks: deque[tuple[float, int]] = deque()  # (time, examples that this command has trained on)
 
     def hear(self, news: News, batch: int) -> None:
-        """Count the examples of a run. What it had seen before its first news does not count."""
+        """Count the examples of a run. Those before its first report do not count: it may have been resumed."""
         if not news.steps:
             return
         seen, now = (news.epoch * news.steps + news.step) * batch, time.monotonic()
@@ -94,36 +96,35 @@ class Rate:
             self._marks.popleft()
 
     def __str__(self) -> str:
-        """Two digits, such as ", 41,000 examples a second"; nothing before it is known."""
-        if len(self._marks) < 2 or self._marks[-1][0] <= self._marks[0][0]:
+        """A text with two significant digits, such as ", 41,000 examples per second"; empty if not known yet."""
+        if len(self._marks) < 2 or self._marks[-1][0] - self._marks[0][0] < self.LEAST:
             return ""
         (began, before), (now, total) = self._marks[0], self._marks[-1]
         rate = float(f"{(total - before) / (now - began):.2g}")
-        return f", {rate:,.0f} examples a second" if rate >= 10 else f", {rate:g} examples a second"
+        return f", {rate:,.0f} examples per second" if rate >= 10 else f", {rate:g} examples per second"
 
 
 def announcement(jobs: Sequence[Job], place: Place, workers: int) -> str:
-    """How many runs there are to train, and about how long they will take: "33 runs, about 1 min"."""
+    """The number of runs to train and the estimated time: "33 runs, about 1 min"; empty if there are none."""
     waiting = [job for job in jobs if finished_record(job.recipe, place.folder) is None]
     if not waiting:
         return ""
-    per_example = _seconds_an_example(waiting[0], place)
-    examples = sum(job.work * _examples_an_epoch(job, place) for job in waiting)
-    extra = 1.2  # tests, records, and what is not a gradient
+    per_example = _seconds_per_example(waiting[0], place)
+    examples = sum(job.work * _examples_per_epoch(job, place) for job in waiting)
+    extra = 1.2  # for evaluation, records, and everything else besides gradients
     if place.measuring is not None:
         products = place.measuring.products + place.measuring.dimension
-        examples += len(waiting) * 2 * products * min(place.measuring.samples, _examples_an_epoch(waiting[0], place))
+        examples += len(waiting) * 2 * products * min(place.measuring.samples, _examples_per_epoch(waiting[0], place))
     at_once = min(workers, len(waiting))
-    runs = "1 run" if len(waiting) == 1 else f"{len(waiting)} runs"
-    return f"{runs}, about {duration(extra * per_example * examples / at_once)}"
+    return f"{plural(len(waiting), 'run')}, about {duration(extra * per_example * examples / at_once)}"
 
 
-def _examples_an_epoch(job: Job, place: Place) -> int:
+def _examples_per_epoch(job: Job, place: Place) -> int:
     return len(data_for(job.recipe, place.data_root, place.device).train)
 
 
-def _seconds_an_example(job: Job, place: Place) -> float:
-    """The time of a gradient, for one example."""
+def _seconds_per_example(job: Job, place: Place) -> float:
+    """The time of one gradient, divided by the number of examples."""
     recipe, device = job.recipe, torch.device(place.device)
     data, task = data_for(recipe, place.data_root, place.device), task_of(recipe)
     if device.type == "cpu":

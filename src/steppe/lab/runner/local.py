@@ -107,10 +107,19 @@ def notes(jobs: Sequence[Job], place: Place) -> list[str]:
         records = [
             (job.recipe, record) for job in jobs if (record := ended_record(job.recipe, place.folder)) is not None
         ]
-    changed = [record for recipe, record in records if not same_code(record, recipe)]
+    changed = [(code_of(recipe), record) for recipe, record in records if not same_code(record, recipe)]
     found = []
     if changed:
-        modules = ", ".join(sorted({module for record in changed for module in record.get("own_code", {})}))
+        modules = ", ".join(
+            sorted(
+                {
+                    name
+                    for now, record in changed
+                    for name, hash_ in record["own_code"].items()
+                    if now.get(name) != hash_
+                }
+            )
+        )
         runs = plural(len(changed), "run")
         found.append(f"{modules} has changed since {runs} in {place.folder} ended: trained again")
     same = [record for recipe, record in records if same_code(record, recipe)]
