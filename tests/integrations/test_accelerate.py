@@ -17,7 +17,7 @@ from helpers.problems import batchnorm_dropout, digits, seeded
 
 accelerate = pytest.importorskip("accelerate")
 
-from steppe.integrations.accelerate import Backward, require_possible  # noqa: E402
+from steppe.integrations.accelerate import Backward, require_supported  # noqa: E402
 
 BATCHES, SIZE = 7, 16
 
@@ -153,4 +153,4 @@ def test_what_cannot_be_right_says_so():
 def test_strategies_that_hide_the_gradients_are_refused(kind: str):
     other: Any = types.SimpleNamespace(distributed_type=accelerate.DistributedType[kind], is_fsdp2=False)
     with pytest.raises(RuntimeError, match="does not expose the gradients"):
-        require_possible(other)
+        require_supported(other)

@@ -133,5 +133,5 @@ def test_a_trainer_that_cannot_says_so():
 
     net = seeded(batchnorm_dropout, dtype=torch.float32)
     optimizer = steppe.SharpnessAware(torch.optim.SGD(net.parameters(), lr=0.1), METHODS["GAM"], model=net)
-    with pytest.raises(RuntimeError, match="takes no held-out batch"):
+    with pytest.raises(RuntimeError, match="supports no held-out batch"):
         Replay(HELD).begin(optimizer, lambda last: None)

@@ -333,7 +333,7 @@ def test_what_cannot_be_right_says_so(tmp_path):
         SharpnessAwareTrainer(**data).train()
     with pytest.raises(TypeError, match="either method= or"):
         SharpnessAwareTrainer(**data, optimizers=(optimizer, None), method=METHODS["SAM"]).train()
-    with pytest.raises(ValueError, match="local=True needs several processes"):
+    with pytest.raises(ValueError, match="local=True needs a model in Distributed"):
         SharpnessAwareTrainer(**data, method=METHODS["SAM"], local=True).train()
     with pytest.raises(RuntimeError, match="single examples"):
         SharpnessAwareTrainer(**data, method=steppe.SSAM()).train()

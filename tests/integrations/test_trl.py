@@ -139,5 +139,5 @@ def test_grpo_generates_once_for_all_looks(tmp_path):
     first, expected = logs(sam)[0], logs(plain)[0]
     assert first.pop("grad_norm") != expected.pop("grad_norm")
     assert first == expected
-    with pytest.raises(RuntimeError, match="MSAM does not take at the weights"):  # in its second step
+    with pytest.raises(RuntimeError, match="the first look of MSAM is away from the weights"):  # in its second step
         train("GRPO", tmp_path, steppe.MSAM(), **options)

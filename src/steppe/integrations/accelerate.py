@@ -34,7 +34,7 @@ from .micro_batches import Auxiliary, Replay, attach, unsynchronised
 
 
 class Backward:
-    """``accelerator.backward`` for a `SharpnessAware` optimizer. After a step's last backward, the other looks run.
+    """``accelerator.backward`` for a `SharpnessAware` optimizer. It runs the other looks after a step's last backward.
 
     Args:
         accelerator: with any mixed precision and any ``gradient_accumulation_steps``.
@@ -53,7 +53,7 @@ class Backward:
         auxiliary: Auxiliary = "previous",
         local: bool = False,
     ):
-        require_possible(accelerator)
+        require_supported(accelerator)
         self._accelerator, self._model = accelerator, model
         self._optimizer = unwrapped(optimizer)
         if not isinstance(self._optimizer, SharpnessAware):
@@ -62,9 +62,9 @@ class Backward:
         self._replay = Replay(auxiliary)
 
     def __call__(self, loss_of: Callable[..., Tensor], *batch: Any) -> Tensor:
-        """Compute ``loss_of(*batch)`` and its gradients; return the loss, detached.
+        """Compute ``loss_of(*batch)`` and its gradients; return the detached loss.
 
-        Give the batch as an argument, not through the closure: the looks run later, when the loop has moved on.
+        Pass the batch as an argument, not through the closure: the other looks run when the loop has moved on.
         """
 
         def once(batch: Sequence[Any] = batch) -> tuple[Tensor, Tensor]:
@@ -73,15 +73,15 @@ class Backward:
             loss = loss.detach()
             return loss, loss / self._accelerator.gradient_accumulation_steps
 
-        def again(last: bool, batch: Sequence[Any] = batch) -> Tensor:
+        def repeat(last: bool, batch: Sequence[Any] = batch) -> Tensor:
             with contextlib.nullcontext() if last else self._accelerator.no_sync(self._model):
                 return once(batch)[1]
 
-        def on(held_out: Any) -> Callable[[bool], Tensor]:
-            there: Any = send_to_device(held_out, self._accelerator.device)
-            return functools.partial(again, batch=(there,) if len(batch) == 1 else there)
+        def make_pass(held_out: Any) -> Callable[[bool], Tensor]:
+            on_device: Any = send_to_device(held_out, self._accelerator.device)
+            return functools.partial(repeat, batch=(on_device,) if len(batch) == 1 else on_device)
 
-        self._replay.begin(self._optimizer, again, self._accelerator.scaler, on)
+        self._replay.begin(self._optimizer, repeat, self._accelerator.scaler, make_pass)
         try:
             with unsynchronised(self._optimizer):
                 loss, share = once()
@@ -101,7 +101,7 @@ def unwrapped(optimizer: Any) -> Any:
     return optimizer
 
 
-def require_possible(accelerator: Accelerator) -> None:
+def require_supported(accelerator: Accelerator) -> None:
     """Raise for strategies that do not expose the gradients."""
     kind = accelerator.distributed_type
     sharded = kind == DistributedType.FSDP and not accelerator.is_fsdp2

@@ -1,7 +1,7 @@
-"""What a trainer counts and logs in its own attributes while it runs a pass, saved so that extra looks can be undone.
+"""Saves and restores what a trainer counts and logs in its own attributes, so that extra looks do not count twice.
 
-Numbers, strings, lists, dictionaries, sets, deques and small tensors are saved, containers with what is in them. Other
-objects are left alone: a pass may create a cache or open a logger, and that may stay.
+Numbers, strings, lists, dictionaries, sets, deques and small tensors are saved, containers with their contents. Other
+objects are left alone: a pass may create a cache or open a logger, which may stay.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple)
-_CONTAINERS = (list, set, deque, dict, defaultdict, OrderedDict, Counter)  # exactly these: others have own rules
+_CONTAINERS = (list, set, deque, dict, defaultdict, OrderedDict, Counter)  # exactly these, no subclasses
 _SMALL = 4096  # entries of a tensor that is saved by value
 
 
 class Bookkeeping:
-    """The plain attributes of some objects at one moment.
+    """The saved plain attributes of some objects.
 
     Args:
-        holders: the trainer, and other objects that it counts on.
-        leave_out: names of attributes that no pass changes, and that may be large: datasets.
+        holders: the trainer, and other objects in which it counts and logs.
+        leave_out: names of attributes that no pass changes and that may be large, such as datasets.
     """
 
     def __init__(self, *holders: Any, leave_out: Collection[str] = ()):
@@ -37,15 +37,15 @@ class Bookkeeping:
                 self._save(value)
 
     def restore(self) -> None:
-        """Make the attributes what they were. Containers stay the same objects."""
+        """Restore the attributes. Containers remain the same objects."""
         for holder, saved in self._attributes:
             for name in self._plain(holder).keys() - saved.keys():
                 del vars(holder)[name]
             for name, value in saved.items():
-                if name not in vars(holder) or _is_plain(vars(holder)[name]):  # else: it became another kind of object
+                if name not in vars(holder) or _is_plain(vars(holder)[name]):  # else a pass has set another object
                     vars(holder)[name] = value
         for container, saved in self._containers:
-            _put_back(container, saved)
+            _restore_items(container, saved)
         with torch.no_grad():
             for tensor, version, value in self._tensors:
                 if tensor._version != version:
@@ -77,23 +77,23 @@ def _is_plain(value: Any) -> bool:
 
 
 def _items(container: Any) -> list[Any]:
-    """What is in a container; pairs of keys and values for a dictionary."""
+    """The items of a container; pairs of key and value for a dictionary."""
     return list(container.items() if isinstance(container, dict) else container)
 
 
-def _put_back(container: Any, saved: list[Any]) -> None:
-    """Put the saved items back, if they are no longer there: somebody may be iterating over the container."""
+def _restore_items(container: Any, saved: list[Any]) -> None:
+    """Restore the items of a container, if they have changed."""
     if _same(_items(container), saved):
-        return
+        return  # not touched: the trainer may be iterating over the container
     container.clear()
     if isinstance(container, dict):
-        dict.update(container, saved)  # a Counter's own update would count
+        dict.update(container, saved)  # Counter.update would add up
     else:
         (container.update if isinstance(container, set) else container.extend)(saved)
 
 
 def _same(now: list[Any], saved: list[Any]) -> bool:
-    """Whether two lists of items, or of pairs, have the same objects in them."""
+    """Whether two lists of items, or of pairs, contain the same objects."""
     if len(now) != len(saved):
         return False
     return all(

@@ -22,6 +22,7 @@ from ..engine.looks import Pass
 def passes(fabric: Any, optimizer: Any) -> Iterator[Pass]:
     """`SharpnessAware.passes` for an optimizer that ``fabric.setup`` has wrapped, with Fabric's GradScaler if any.
 
-    To accumulate, loop over the micro-batches in the body, all but the last in ``fabric.no_backward_sync(model)``.
+    To accumulate gradients, loop over the micro-batches in the body; run all but the last in
+    ``fabric.no_backward_sync(model)``.
     """
     return optimizer.optimizer.passes(getattr(fabric.strategy.precision, "scaler", None))

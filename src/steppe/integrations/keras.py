@@ -1,4 +1,4 @@
-"""Sharpness-aware training with Keras 3 on its torch backend, by one more base class:
+"""Sharpness-aware training with Keras 3 on its torch backend, by a mixin class:
 
 class Net(SharpnessAwareMixin, keras.Sequential):
     method = steppe.SAM(rho=0.05)
@@ -17,7 +17,7 @@ from ..optimizer import SharpnessAware
 
 
 class KerasOptimizer(torch.optim.Optimizer):
-    """The optimizer that a Keras model was compiled with, in the form that `SharpnessAware` needs."""
+    """The optimizer that a Keras model was compiled with, as a `torch.optim.Optimizer`."""
 
     def __init__(self, model: Any):
         self.model = model
@@ -31,9 +31,9 @@ class KerasOptimizer(torch.optim.Optimizer):
 
 
 class SharpnessAwareMixin:
-    """First base class of a Keras model whose ``fit`` is to be sharpness-aware.
+    """A mixin that makes the ``fit`` of a Keras model sharpness-aware. It must be the first base class.
 
-    The optimizer of ``compile`` stays the base: its schedule, clipping and saving work as usual, and it steps once a
+    The optimizer of ``compile`` is the base: its schedule, clipping and saving work as usual, and it steps once per
     batch, along the method's direction. The loss and the metrics are those of the first look.
 
     Set ``method``, for example ``SAM(rho=0.05)``, in the class.
@@ -48,26 +48,27 @@ class SharpnessAwareMixin:
         optimizer = self._sharpness_aware(model)
         first: Any = None
         for look in optimizer.passes():
-            guess = model(x, training=True)
-            loss = model.compute_loss(x=x, y=y, y_pred=guess, sample_weight=weight)
+            predicted = model(x, training=True)
+            loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight)
             loss.backward()
             look.report(loss)
-            first = first or (loss.detach(), keras.tree.map_structure(torch.Tensor.detach, guess))
+            first = first or (loss.detach(), keras.tree.map_structure(torch.Tensor.detach, predicted))
         optimizer.step()
         optimizer.zero_grad()
-        loss, guess = first
+        loss, predicted = first
         model._loss_tracker.update_state(loss, sample_weight=keras.tree.flatten(x)[0].shape[0])
-        return model.compute_metrics(x, y, guess, sample_weight=weight)
+        return model.compute_metrics(x, y, predicted, sample_weight=weight)
 
     def _sharpness_aware(self, model: Any) -> SharpnessAware:
+        """The `SharpnessAware` optimizer around the model's own. It is made again after another ``compile``."""
         kept = vars(self).get("_steppe")
-        if kept is None or kept[0] is not model.optimizer:  # compile() gives a model another optimizer
+        if kept is None or kept[0] is not model.optimizer:
             if keras.backend.backend() != "torch":
                 raise RuntimeError('SharpnessAwareMixin needs Keras\'s torch backend: set KERAS_BACKEND="torch"')
             if model.optimizer.gradient_accumulation_steps or hasattr(model.optimizer, "inner_optimizer"):
                 raise RuntimeError(
-                    "gradient accumulation and loss scaling happen inside the Keras optimizer, which sees one gradient "
-                    "of a step: use neither, or your own loop with opt.passes()"
+                    "gradient accumulation and loss scaling of the Keras optimizer are not supported, because it gets "
+                    "one direction per step: use neither, or write your own loop with opt.passes()"
                 )
             kept = model.optimizer, SharpnessAware(KerasOptimizer(model), self.method, model=model)
             vars(self)["_steppe"] = kept

@@ -31,7 +31,7 @@ class SharpnessAwareCallback(Callback):
     direction.
 
     Args:
-        method: for example ``SAM(rho=0.05)``. It wraps the optimizer of ``configure_optimizers``. None if
+        method: for example ``SAM(rho=0.05)``. It wraps the optimizer of ``configure_optimizers``. Leave it out if
             ``configure_optimizers`` returns a `SharpnessAware`.
         auxiliary: for methods that look at a second batch; see `steppe.integrations.micro_batches.Replay`.
         settings: of `SharpnessAware`: ``local``, ``hvp``, ``seed``.
@@ -39,70 +39,70 @@ class SharpnessAwareCallback(Callback):
 
     def __init__(self, method: Method | None = None, *, auxiliary: Auxiliary = "previous", **settings: Any):
         if settings and method is None:
-            raise TypeError(f"{', '.join(settings)}: give a method too, or pass it to SharpnessAware")
+            raise TypeError(f"{', '.join(settings)}: pass a method too, or pass these settings to SharpnessAware")
         self.method, self.settings = method, settings
         self.optimizer: Any = None  # the SharpnessAware optimizer, once fitting has begun
-        self._step_before: Any = None  # the step function that a scheduler has patched, if one has
+        self._patched_step: Any = None  # the optimizer's step function, if a scheduler has patched it
         self._replay = Replay(auxiliary)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wrap the optimizer."""
-        _require_possible(trainer, pl_module)
+        _require_supported(trainer, pl_module)
         self._replay.start_over()
         strategy = trainer.strategy
         (optimizer,) = strategy.optimizers
         if isinstance(optimizer, SharpnessAware) == (self.method is not None):
-            raise TypeError("SharpnessAwareCallback needs a method, or an optimizer that is a SharpnessAware; not both")
+            raise TypeError("give SharpnessAwareCallback either a method or an optimizer that is a SharpnessAware")
         if self.method is not None:
             optimizer = SharpnessAware(optimizer, self.method, model=strategy.model, **self.settings)
             strategy.optimizers = [optimizer]
         self.optimizer = optimizer
-        self.optimizer.model = strategy.model  # by now wrapped by DDP
+        self.optimizer.model = strategy.model  # as the strategy has wrapped it, for example in DDP
         inner: Any = optimizer.step
-        self._step_before = vars(optimizer).get("step")
+        self._patched_step = vars(optimizer).get("step")
 
-        # Schedulers mark the step function that they have wrapped, and check for the mark: `wraps` copies it.
+        # A scheduler marks the step function that it has wrapped, and checks for the mark: `wraps` copies it.
         @functools.wraps(inner)
         def step(_: Any, closure: Callable[[], Any] | None = None) -> Any:
             return self._step(inner, closure)
 
         self.optimizer.step = types.MethodType(step, optimizer)
 
-        # Not in a hook before it: other hooks may still change buffers, random state and the learning rate.
+        # The looks begin here and not in a hook: later hooks may change buffers, random state and the learning rate.
         own: Any = strategy.training_step
 
         def training_step(*arguments: Any) -> Any:
-            before = _books_of(pl_module)
-            again = functools.partial(self._again, trainer, own, arguments, before)
+            before = _bookkeeping(pl_module)
+            repeat = functools.partial(self._repeat, trainer, own, arguments, before)
 
-            def on(batch: Any) -> Callable[[bool], Any]:
+            def make_pass(batch: Any) -> Callable[[bool], Any]:
                 batch = strategy.batch_to_device(trainer.precision_plugin.convert_input(batch), dataloader_idx=0)
-                return functools.partial(self._again, trainer, own, (batch, *arguments[1:]), before)
+                return functools.partial(self._repeat, trainer, own, (batch, *arguments[1:]), before)
 
-            self._replay.begin(self.optimizer, again, _scaler(trainer), on)
+            self._replay.begin(self.optimizer, repeat, _scaler(trainer), make_pass)
             with unsynchronised(self.optimizer):
                 return own(*arguments)
 
         strategy.training_step = training_step
 
     def _step(self, step: Callable[[], Any], closure: Callable[[], Any] | None = None) -> Any:
-        """Lightning passes its forward and backward to step as a closure. Hooks in the closure run the other looks."""
+        """Call Lightning's closure (forward and backward, with hooks that run the other looks), then take the step."""
         loss = None if closure is None else closure()
-        if not self._replay.open:  # open: no training_step had a loss
+        if not self._replay.open:  # it is still open if no training_step has returned a loss
             step()
         self._replay.abandon()
         return loss
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Abandon the step under way, if it was not taken."""
-        if batch_idx % trainer.accumulate_grad_batches == 0:  # where Lightning clears the gradients
+        if batch_idx % trainer.accumulate_grad_batches == 0:  # here Lightning clears the gradients
             self._replay.abandon()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Report the loss."""
         scaler = _scaler(trainer)
         unscaled = loss if scaler is None else loss / scaler.scale(torch.ones_like(loss))
-        self._replay.add_loss(self._agreed(trainer, unscaled))
+        self._replay.add_loss(self._mean_over_ranks(trainer, unscaled))
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Run the other looks, if this was the last batch before a step."""
@@ -121,46 +121,47 @@ class SharpnessAwareCallback(Callback):
         self._replay.abandon()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the functions of strategy and optimizer: they may be used without this callback."""
+        """Restore the functions of strategy and optimizer, which may be used again without this callback."""
         vars(trainer.strategy).pop("training_step", None)
         if self.optimizer is not None:
             vars(self.optimizer).pop("step", None)
-            if self._step_before is not None:
-                self.optimizer.step = self._step_before
+            if self._patched_step is not None:
+                self.optimizer.step = self._patched_step
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Undo the step under way."""
         self._replay.close()
         self.on_fit_end(trainer, pl_module)
 
-    def _again(
+    def _repeat(
         self, trainer: Trainer, training_step: Any, arguments: tuple[Any, ...], before: Bookkeeping, last: bool
     ) -> Any:
-        """Repeat the pass over a batch, without the hooks. What it counts in attributes of the module is undone."""
+        """Run the pass over a batch again, without the hooks. What it counts in the module's attributes is undone."""
         strategy, scaler = trainer.strategy, _scaler(trainer)
         no_sync = getattr(strategy, "block_backward_sync", contextlib.nullcontext)
-        with contextlib.nullcontext() if last else no_sync(), _as_after(before, trainer.lightning_module):
+        with contextlib.nullcontext() if last else no_sync(), _with_attributes(before, trainer.lightning_module):
             output: Any = training_step(*arguments)
             loss = output if output is None or isinstance(output, Tensor) else output["loss"]
             if loss is not None:
                 loss = loss / trainer.accumulate_grad_batches
                 trainer.lightning_module.backward(loss if scaler is None else scaler.scale(loss))
-        return None if loss is None else self._agreed(trainer, loss)
+        return None if loss is None else self._mean_over_ranks(trainer, loss)
 
-    def _agreed(self, trainer: Trainer, loss: Tensor) -> Any:
-        """The loss that the method sees: the mean over all ranks, if it uses the loss."""
+    def _mean_over_ranks(self, trainer: Trainer, loss: Tensor) -> Any:
+        """The mean of the loss over all ranks, if the method uses the loss; else the loss itself."""
         needed = "loss" in self.optimizer.method.needs
         return trainer.strategy.reduce(loss.detach(), reduce_op="mean") if needed else loss
 
 
-def _books_of(pl_module: LightningModule) -> Bookkeeping:
-    return Bookkeeping(pl_module, leave_out=vars(torch.nn.Module()))  # those hold parameters, buffers and hooks
+def _bookkeeping(pl_module: LightningModule) -> Bookkeeping:
+    """The module's own attributes, without those of every module: parameters, buffers, hooks."""
+    return Bookkeeping(pl_module, leave_out=vars(torch.nn.Module()))
 
 
 @contextlib.contextmanager
-def _as_after(before: Bookkeeping, pl_module: LightningModule) -> Generator[None, None, None]:
-    """Let a pass find the module's attributes as they were before, and restore them as they are now."""
-    now = _books_of(pl_module)
+def _with_attributes(before: Bookkeeping, pl_module: LightningModule) -> Generator[None, None, None]:
+    """A context in which the module's attributes have earlier values. The current ones are restored at the end."""
+    now = _bookkeeping(pl_module)
     before.restore()
     try:
         yield
@@ -172,12 +173,13 @@ def _scaler(trainer: Trainer) -> Any:
     return getattr(trainer.strategy.precision_plugin, "scaler", None)
 
 
-def _require_possible(trainer: Trainer, pl_module: LightningModule) -> None:
+def _require_supported(trainer: Trainer, pl_module: LightningModule) -> None:
     strategy = trainer.strategy
     if not pl_module.automatic_optimization:
         raise RuntimeError("manual optimization needs no callback: loop over optimizer.passes() in training_step")
     if type(strategy).__name__ == "FSDPStrategy" or strategy.handles_gradient_accumulation:
-        raise RuntimeError(f"{type(strategy).__name__} hides the gradients: to shard, use ModelParallelStrategy")
+        name = type(strategy).__name__
+        raise RuntimeError(f"{name} does not expose the gradients: to shard, use ModelParallelStrategy")
     if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
         raise RuntimeError(
             "training_step(dataloader_iter) draws its batches itself: write training_step(batch, batch_idx)"
@@ -186,9 +188,9 @@ def _require_possible(trainer: Trainer, pl_module: LightningModule) -> None:
 
 @contextlib.contextmanager
 def _without_logging(pl_module: Any) -> Generator[None, None, None]:
-    """Disable logging, and let metrics work on copies of their state, which is restored afterwards."""
-    kept = [(metric, dict(vars(metric))) for metric in pl_module.modules() if isinstance(metric, Metric)]
-    for metric, state in kept:
+    """A context without logging, in which metrics work on copies of their state. Their state is restored at the end."""
+    saved = [(metric, dict(vars(metric))) for metric in pl_module.modules() if isinstance(metric, Metric)]
+    for metric, state in saved:
         copies = {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
         vars(metric).update(copies, **{name: list(value) for name, value in state.items() if isinstance(value, list)})
     pl_module.log = lambda *_, **__: None
@@ -196,5 +198,5 @@ def _without_logging(pl_module: Any) -> Generator[None, None, None]:
         yield
     finally:
         del pl_module.log
-        for metric, state in kept:
+        for metric, state in saved:
             vars(metric).update(state)

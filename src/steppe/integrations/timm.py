@@ -34,10 +34,10 @@ from .micro_batches import Auxiliary, Replay, attach, unsynchronised
 def register(name: str, method: Method) -> list[str]:
     """Register ``<name>-<optimizer>`` with timm's optimizer factory, for each of its optimizers; return the new names.
 
-    Optimizers that differentiate the gradient (AdaHessian) are left out: a direction has no graph.
+    Optimizers that differentiate the gradient (AdaHessian) are left out: a direction has no autograd graph.
     """
     if "_" in name or "-" in name:
-        raise ValueError(f"timm gives _ and - in a name a meaning: {name!r} must have no _ and no -")
+        raise ValueError(f"{name!r} must not contain _ or -, which have a meaning in timm's names")
     added = []
     for optimizer in [str(one) for one in default_registry.list_optimizers() if "-" not in one]:
         info = default_registry.get_optimizer_info(optimizer)
@@ -63,10 +63,10 @@ def _factory(info: OptimInfo, method: Method) -> Callable[..., SharpnessAware]:
 
 
 class SharpnessAwareScaler(NativeScaler):
-    """timm's `NativeScaler` for a `SharpnessAware` optimizer. It runs the other looks before clipping and stepping.
+    """timm's `NativeScaler` for a `SharpnessAware` optimizer. It runs the other looks before it clips and steps.
 
     Args:
-        model: as it is called in training, after DDP has wrapped it.
+        model: the model that is called in training, as wrapped by DDP.
         device: of the scaler.
         enabled: False to train in float32 or bfloat16, which need no loss scaling.
         auxiliary: for methods that look at a second batch; see `steppe.integrations.micro_batches.Replay`.
@@ -88,19 +88,19 @@ class SharpnessAwareScaler(NativeScaler):
         self._replay = Replay(auxiliary)
 
     def forward(self, optimizer: Any, compute: Callable[[], Tensor]) -> Tensor:
-        """The loss of a batch, ``compute()``. Bind the batch to it: it is called again when the loop has moved on."""
+        """The loss of a batch, ``compute()``. Bind the batch: it is called again when the loop has moved on."""
         if not isinstance(optimizer, SharpnessAware):
             raise TypeError(f"SharpnessAwareScaler needs a SharpnessAware optimizer, not {type(optimizer).__name__}")
         attach(optimizer, self._model, self._local)
 
-        def again(last: bool) -> Tensor:
+        def repeat(last: bool) -> Tensor:
             with contextlib.nullcontext() if last else replicas.no_sync(self._model):
                 loss = compute()
                 self._scaler.scale(loss).backward()
             return loss.detach()
 
-        self._replay.begin(optimizer, again, self._scaler)
-        with unsynchronised(optimizer):
+        self._replay.begin(optimizer, repeat, self._scaler)
+        with self._replay.undone_by_interrupt(), unsynchronised(optimizer):
             return compute()
 
     def __call__(
@@ -115,8 +115,8 @@ class SharpnessAwareScaler(NativeScaler):
     ) -> None:
         """Backward; and if a step is due, run the other looks, clip and step."""
         if not self._replay.open:
-            raise RuntimeError("compute the loss with SharpnessAwareScaler.forward: it must be computed again")
-        with unsynchronised(optimizer):
+            raise RuntimeError("compute the loss with SharpnessAwareScaler.forward, which can compute it again")
+        with self._replay.undone_by_interrupt(), unsynchronised(optimizer):
             self._scaler.scale(loss).backward(create_graph=create_graph)
         self._replay.add_loss(loss)
         if not need_update:

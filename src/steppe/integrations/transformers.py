@@ -16,54 +16,55 @@ from torch import Tensor, nn
 from ..engine.isolation import Snapshot
 from ..method import Method
 from ..optimizer import SharpnessAware
-from .accelerate import require_possible, unwrapped
+from .accelerate import require_supported, unwrapped
 from .bookkeeping import Bookkeeping
 from .micro_batches import Auxiliary, Replay, attach, unsynchronised
 
 
 class _MicroBatch:
-    """One micro-batch of a Trainer, with what the Trainer had counted before its first pass, and the prepared inputs.
+    """One micro-batch of a Trainer, with the Trainer's bookkeeping before its first pass, and its prepared inputs.
 
     In `_prepare_inputs` a Trainer moves inputs to the device, and some (GRPO, RLOO) generate completions there. Every
-    look must see the same inputs. So they are kept, with the random state after them if preparing has drawn numbers.
+    look must see the same inputs. So they are kept, and if preparing has drawn random numbers, also the random state
+    after it.
     """
 
     def __init__(self, trainer: Any, model: nn.Module, inputs: Any, count: Tensor | int | None):
         self.trainer, self.model, self.inputs, self.count = trainer, model, inputs, count
-        self.before = _books_of(trainer)
+        self.before = _bookkeeping(trainer)
         self.prepared: list[tuple[Any, Snapshot | None]] = []
-        self.position = 0  # of the next call of `_prepare_inputs` in a pass
+        self.position = 0  # the index in `prepared` of the pass's next call of `_prepare_inputs`
 
     def prepare(self, prepare: Any, inputs: Any) -> Any:
-        """Prepare the inputs, or return what an earlier pass prepared here."""
+        """Prepare the inputs, or return what an earlier pass has prepared in the same call."""
         if self.position == len(self.prepared):
             devices = [next(self.model.parameters()).device]
             before = Snapshot((), devices)
-            made = prepare(inputs)
+            prepared = prepare(inputs)
             after = Snapshot((), devices)
-            self.prepared.append((copy.copy(made), after if after.drew_since(before) else None))
+            self.prepared.append((copy.copy(prepared), after if after.drew_since(before) else None))
         else:
             kept, random_state = self.prepared[self.position]
-            made = copy.copy(kept)  # a loss may take entries out of it
+            prepared = copy.copy(kept)  # a loss may remove entries from it
             if random_state is not None:
                 random_state.restore()
         self.position += 1
-        return made
+        return prepared
 
 
-def _books_of(trainer: Any) -> Bookkeeping:
+def _bookkeeping(trainer: Any) -> Bookkeeping:
     """What a Trainer has counted so far, in its own attributes and in its state."""
     return Bookkeeping(trainer, trainer.state, leave_out=("train_dataset", "eval_dataset"))
 
 
 class SharpnessAwareMixin:
-    """For any kind of Trainer: ``class MyTrainer(SharpnessAwareMixin, Seq2SeqTrainer): ...``.
+    """Makes any kind of Trainer sharpness-aware: ``class MyTrainer(SharpnessAwareMixin, Seq2SeqTrainer): ...``.
 
     The Trainer's own pass is the first look: logged losses are those of this pass. The other looks run after the last
     micro-batch of a step, with the same inputs and the same ``num_items_in_batch``. Clipping, the scaler and
     callbacks see the method's direction. Only parameters that require a gradient are perturbed: with adapters (PEFT),
-    the frozen weights are not. What a pass counts and logs in attributes of the Trainer is counted once, and what
-    ``_prepare_inputs`` makes (GRPO generates there) is made once, for all looks.
+    the frozen weights are not. What a pass counts and logs in attributes of the Trainer is counted once per step, and
+    ``_prepare_inputs`` (in which GRPO generates) runs once for all looks.
 
     Args:
         method: for example ``SAM(rho=0.05)``. It wraps the Trainer's optimizer, or the one given as ``optimizers=``.
@@ -82,7 +83,7 @@ class SharpnessAwareMixin:
     ):
         self.method, self.local = method, local
         self._replay = Replay(auxiliary)
-        self._made: SharpnessAware | None = None
+        self._made: SharpnessAware | None = None  # the optimizer that an earlier train() has made
         self._running: _MicroBatch | None = None  # the micro-batch whose pass is under way
         super().__init__(*args, **kwargs)
 
@@ -99,6 +100,14 @@ class SharpnessAwareMixin:
             trainer.optimizer = self._made = SharpnessAware(optimizer, self.method, model=trainer.model)
         return trainer.optimizer
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's training. If it is interrupted, the step under way is undone."""
+        try:
+            return super().train(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        except BaseException:
+            self._replay.close()
+            raise
+
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
@@ -106,25 +115,26 @@ class SharpnessAwareMixin:
         trainer: Any = self
         accelerator, optimizer = trainer.accelerator, unwrapped(trainer.optimizer)
         if not self._replay.open:
-            require_possible(accelerator)
+            require_supported(accelerator)
             attach(optimizer, model, self.local)
+            optimizer.train()  # before the first look: a schedule-free base moves the weights here after an evaluation
         batch = _MicroBatch(trainer, model, inputs, num_items_in_batch)
 
-        def on(held_out: Any) -> Any:
-            return partial(self._again, _MicroBatch(trainer, model, held_out, None))
+        def make_pass(held_out: Any) -> Any:
+            return partial(self._repeat, _MicroBatch(trainer, model, held_out, None))
 
-        self._replay.begin(optimizer, partial(self._again, batch), accelerator.scaler, on)
+        self._replay.begin(optimizer, partial(self._repeat, batch), accelerator.scaler, make_pass)
         if self._replay.away and _trl_defines(trainer, "_prepare_inputs"):
             self._refuse(
-                f"generates data in the first look, which {optimizer.method.name} does not take at the weights: use a "
-                "method that looks at the weights first, such as SAM"
+                f"generates data in the first look, and the first look of {optimizer.method.name} is away from the "
+                "weights: use a method that looks at the weights first, such as SAM"
             )
         with unsynchronised(optimizer):
-            loss = self._once(batch)
+            loss = self._run_pass(batch)
         if not batch.prepared and _trl_defines(trainer, "training_step"):
             self._refuse(
-                "generates data in training_step, so each look would see other data: use a trainer that generates in "
-                "_prepare_inputs (GRPO, RLOO), or train without a sharpness-aware method"
+                "generates data in training_step, so each look would see different data: use a trainer that generates "
+                "in _prepare_inputs (GRPO, RLOO), or train without a sharpness-aware method"
             )
         self._replay.add_loss(loss)
         if accelerator.sync_gradients:
@@ -137,33 +147,34 @@ class SharpnessAwareMixin:
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         prepare = super()._prepare_inputs  # pyright: ignore[reportAttributeAccessIssue]
-        batch, self._running = self._running, None  # preparing may prepare parts of the inputs
+        batch, self._running = self._running, None  # `prepare` may call itself for parts of the inputs
         try:
             return prepare(inputs) if batch is None else batch.prepare(prepare, inputs)
         finally:
             self._running = batch
 
-    def _once(self, batch: _MicroBatch) -> Tensor:
+    def _run_pass(self, batch: _MicroBatch) -> Tensor:
+        """The Trainer's own pass over a micro-batch."""
         self._running, batch.position = batch, 0
         try:
             return super().training_step(batch.model, batch.inputs, batch.count)  # pyright: ignore[reportAttributeAccessIssue]
         finally:
             self._running = None
 
-    def _again(self, batch: _MicroBatch, last: bool) -> Tensor:
-        """Repeat a pass. What it counts and logs is undone."""
+    def _repeat(self, batch: _MicroBatch, last: bool) -> Tensor:
+        """Run a pass again. What it counts and logs is undone."""
         trainer: Any = self
-        now = _books_of(trainer)
+        now = _bookkeeping(trainer)
         batch.before.restore()
         try:
             with contextlib.nullcontext() if last else trainer.accelerator.no_sync(batch.model):
-                return self._once(batch)
+                return self._run_pass(batch)
         finally:
             now.restore()
 
 
 def _trl_defines(trainer: Any, name: str) -> bool:
-    """Whether a class of TRL, which may generate data there, replaces this function of the Trainer."""
+    """Whether a class of TRL overrides this method of the Trainer: it may generate data there."""
     return any(cls.__module__.startswith("trl.") and name in vars(cls) for cls in type(trainer).__mro__)
 
 
