@@ -18,7 +18,7 @@ def numbers(part: Any) -> list[int]:
     return list(part)
 
 
-def test_a_held_out_batch_stays_and_a_loader_begins_anew():
+def test_a_held_out_batch_is_repeated_and_a_loader_restarted():
     one = torch.arange(3)
     assert [second is one for _, second in steppe.with_auxiliary("abcd", one)] == [True] * 4
     for batch in ((one, one), {"x": one}, [one, "label"]):
@@ -36,7 +36,7 @@ def test_held_out_batches_that_end_are_an_error(second):
 
 
 @pytest.mark.parametrize("second", [500, 0.1])
-def test_a_number_is_told_to_hold_out_first(second):
+def test_a_number_is_refused_with_a_hint(second):
     with pytest.raises(ValueError, match=rf"steppe.hold_out\(data, {second}\)"):
         list(steppe.with_auxiliary("abc", second))
     with pytest.raises(ValueError, match="held-out batch or loader, not 'new'"):

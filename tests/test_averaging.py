@@ -61,7 +61,7 @@ def test_swa_is_the_mean_from_a_step_on(start):
     )
 
 
-def test_it_is_what_torch_has():
+def test_averages_equal_those_of_torch():
     model = problems.seeded(problems.batchnorm_dropout)
     theirs = torch.optim.swa_utils.AveragedModel(model)
     _, ours, seen = trained(lambda model: steppe.Averaging(model, swa_from=0), model=model)
@@ -74,12 +74,12 @@ def test_it_is_what_torch_has():
     assert problems.same(buffers, [*ours.model.buffers()])
 
 
-def test_swa_that_has_not_begun():
+def test_swa_before_its_first_step():
     _, average, _ = trained(lambda model: steppe.Averaging(model, swa_from=6))
     assert not average.started
 
 
-def test_training_does_not_notice():
+def test_averaging_does_not_change_training():
     without, _, _ = trained()
     state = torch.get_rng_state()
     with_, average, _ = trained(lambda model: steppe.Averaging(model, ema=0.5))
@@ -106,7 +106,7 @@ def test_batch_norm_gets_the_statistics_of_the_averaged_net():
     torch.testing.assert_close(average.model[4].running_mean, torch.stack([h.mean(0) for h in last]).mean(0))
 
 
-def test_the_average_in_the_models_place():
+def test_in_place_swaps_the_averaged_weights_in():
     model, average, _ = trained(lambda model: steppe.Averaging(model, ema=0.5))
     before, places = [t.clone() for t in problems.everything(model)], [p.data_ptr() for p in model.parameters()]
     with average.in_place():
@@ -117,7 +117,7 @@ def test_the_average_in_the_models_place():
 
 
 @pytest.mark.parametrize("text", ["ema:0.9", "swa:0.5"])
-def test_it_goes_on_from_a_checkpoint(text):
+def test_an_average_resumes_from_a_checkpoint(text):
     _, whole, seen = trained(lambda model: averaging(model, text, 6))
     _, part, _ = trained(lambda model: averaging(model, text, 6), steps=4)
     model = problems.seeded(problems.batchnorm_dropout)
@@ -160,7 +160,7 @@ def test_captured_steps_are_averaged(text):
 
 
 @pytest.mark.cuda
-def test_nothing_waits_for_the_device():
+def test_update_does_not_synchronise_with_the_device():
     model = problems.seeded(problems.mlp).cuda()
     averages = [steppe.Averaging(model, ema=0.9), steppe.Averaging(model, swa_from=0)]
     for average in averages:

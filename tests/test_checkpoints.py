@@ -76,7 +76,7 @@ def test_memory_is_saved_with_the_base(base):
     assert torch.equal(run(model, opt, 2, 3), run(fresh, its_opt, 2, 3))
 
 
-def test_saving_leaves_the_base_alone():
+def test_saving_does_not_change_the_base():
     model, opt = make(Remembering(), adamw)
     opt.gradient(**problems.steps(1)[0].closures(model))
     opt.state_dict()  # before the base's first step: Adam takes any entry as a sign that its state exists
@@ -112,7 +112,7 @@ def test_memory_keeps_its_own_precision():
     assert opt.state_dict()["state"][0]["steppe.m"][0, 0] == 1 + 2**-20
 
 
-def test_numbers_alone_survive_a_distributed_checkpoint():
+def test_a_memory_without_vectors_survives_a_distributed_checkpoint():
     """GAM on a base without state: torch wants state of every parameter, and gamma is kept with one."""
     model, opt = make(steppe.GAM(), lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
     run(model, opt)
@@ -135,7 +135,7 @@ def test_a_checkpoint_that_is_refused_changes_nothing():
     assert torch.equal(run(model, opt, 2, 3), run(same_model, same_opt, 2, 3))
 
 
-def test_a_seed_of_numpy_is_a_seed():
+def test_the_seed_may_be_a_numpy_integer():
     model, opt = make(steppe.TraceSAM(), seed=np.int64(7))
     other, its_opt = make(steppe.TraceSAM(), seed=7)
     assert torch.equal(run(model, opt), run(other, its_opt))
@@ -145,7 +145,7 @@ def test_a_seed_of_numpy_is_a_seed():
     torch.load(file, weights_only=True)
 
 
-def test_memory_goes_where_the_parameters_are():
+def test_loaded_memory_is_moved_to_the_device_of_the_parameters():
     """A checkpoint is often read with map_location="cpu". (Here it goes the other way: a CPU is always there.)"""
     model, opt = make(steppe.GAM())
     run(model, opt, 1)

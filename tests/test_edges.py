@@ -1,4 +1,4 @@
-"""What papers do not speak of: gradients that vanish, groups that stay, methods that come late, any optimizer for γ."""
+"""Cases that papers do not mention: zero gradients, unperturbed groups, a change of method, other optimizers for γ."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_step_without_a_gradient_leaves_sa_sam_as_it_is(method, without):
         assert 0.005 < lr < 1 and p.abs().max() < 1
 
 
-def test_after_a_step_without_a_gradient_sa_sam_goes_on_as_if_it_had_not_been():
+def test_sa_sam_ignores_a_step_without_a_gradient():
     def path(factors: list[float]) -> list[float]:
         p = weights(0.7, -0.4)
         opt = SharpnessAware(SGD([p], lr=0.01), SASAM())
@@ -188,7 +188,7 @@ def test_a_groups_rho_is_refused_where_there_is_one_for_all():
 
 
 @pytest.mark.parametrize("method", [SAM(rho=0.1), TraceSAM(rho=0.1)], ids=lambda m: m.name)
-def test_adadeltas_rho_is_no_radius(method):
+def test_adadelta_s_rho_is_not_taken_for_a_radius(method):
     ends = []
     for make in (Adadelta, SGD):
         w = weights(0.5, 0.7)
@@ -245,7 +245,7 @@ def test_gamma_moves_as_its_optimizer_would_move_it(make):
 # A class of one
 
 
-def test_one_sampler_in_a_list_is_one_sampler():
+def test_a_list_of_one_sampler_is_one_sampler():
     w = torch.tensor([0.5, -0.2], dtype=DOUBLE)
     one, listed = (
         steppe.drive(UniversalSAM(psi=torch.sin, mu=mu, rho=0.3), lambda w: w, w, loss=lambda w: w @ w / 2)
@@ -257,7 +257,7 @@ def test_one_sampler_in_a_list_is_one_sampler():
 # Programs, looks that are parallel, loaders
 
 
-def test_gnam_has_the_programs_of_its_oracle():
+def test_gnam_has_the_phases_of_its_oracle():
     for oracle in (LookSAM(k=3), GAM(period=2), SASAM(), SAM()):
         assert [GNAM(oracle=oracle).phase(step) for step in range(7)] == [oracle.phase(step) for step in range(7)]
     assert GNAM().phase(0) == 0
@@ -284,7 +284,7 @@ def test_looksam_does_not_take_rounding_for_a_direction():
 
 
 class OneIterator:
-    """As a DataLoader with persistent workers: going through it anew begins the one iterator again."""
+    """Like a DataLoader with persistent workers: iterating again restarts its only iterator."""
 
     def __init__(self):
         self.iterator = iter(())

@@ -64,7 +64,7 @@ def test_step_takes_no_scaler():
     assert p.item() == 0.5
 
 
-def test_who_asks_about_scaling_in_a_closure_is_no_scaler():
+def test_reading_amp_support_in_a_closure_is_not_taken_for_a_scaler():
     """Lightning does, before it clips there."""
     p = weights(0.5)
     opt = SharpnessAware(SGD([p], lr=0.1), SAM())
@@ -94,7 +94,7 @@ def test_after_a_skipped_step_the_next_one_looks_around_again():
     assert opt.steps == 1 and p.item() == pytest.approx(0.5 - 0.1 * 400 * 0.55**3)
 
 
-def test_gradients_that_nobody_used_are_still_refused():
+def test_gradients_that_no_step_used_are_still_refused():
     p = weights(0.5)
     opt = SharpnessAware(SGD([p], lr=0.1), SAM())
     quartic(p).backward()
@@ -115,7 +115,7 @@ def test_a_group_that_joins_sa_sam_has_its_learning_rate():
 
 @pytest.mark.parametrize("change", ["removed", "reversed", "put before"])
 def test_the_step_count_and_the_seed_outlive_the_first_group(change):
-    """Layers that have done learning are often taken out of the optimizer, the first ones first."""
+    """Layers that are trained are sometimes removed from the optimizer, the first ones first."""
     p, layer = weights(0.5), weights(0.7)
     opt = SharpnessAware(SGD([{"params": [layer]}, {"params": [p]}], lr=0.1), SAM(), seed=7)
     for _ in range(3):
@@ -164,7 +164,7 @@ def test_a_method_with_other_settings_finds_its_memory(first, then):
 
 
 def test_a_base_may_have_no_learning_rate():
-    """COCOB, for one, bets instead."""
+    """COCOB, for example, has none."""
 
     class Tenth(torch.optim.Optimizer):
         def __init__(self, params):
@@ -185,7 +185,7 @@ def test_a_base_may_have_no_learning_rate():
 
 
 def test_a_base_that_maximizes_is_refused():
-    """Looks climb the loss. For one who maximizes it that is the good way, and the sharp places would be sought."""
+    """Perturbations ascend the loss: for a base that maximizes, they would lead to sharp places, not away from them."""
     with pytest.raises(ValueError, match="minimise -loss"):
         SharpnessAware(SGD([weights(0.5)], lr=0.1, maximize=True), SAM())
     opt = SharpnessAware(SGD([weights(0.5)], lr=0.1), SAM())
@@ -214,7 +214,7 @@ def test_a_hook_may_change_what_step_is_given():
     assert opt.step(lambda: quartic(p)) == pytest.approx(2 * 0.5**4)
 
 
-def test_state_has_what_is_in_it():
+def test_state_contains_the_method_s_memory():
     p, other = weights(0.5), weights(0.3)
     opt = SharpnessAware(SGD([p], lr=0.1), LookSAM())
     opt.step(lambda: quartic(p))
@@ -235,7 +235,7 @@ class _Ahead(steppe.Method):
         return seen.grad
 
 
-def test_numbers_are_known_by_any_spelling():
+def test_number_is_recognised_however_it_is_imported():
     assert _Ahead.__annotations__["rho"] == "steppe.Number"
     with pytest.raises(ValueError, match="rho must not be negative"):
         _Ahead(rho=-1.0)
@@ -271,8 +271,8 @@ def test_what_cannot_be_remembered_is_refused_before_the_step():
     assert p.item() == 0.5
 
 
-def test_metrics_are_not_written_over_where_memory_stays_in_place():
-    """What a step remembers may be what it says of itself."""
+def test_pinned_memory_does_not_overwrite_metrics():
+    """A value that is remembered may be a metric too."""
     p = weights(0.5)
     opt = SharpnessAware(SGD([p], lr=0.1), steppe.SASAM())
     logged, values = [], []
@@ -286,8 +286,8 @@ def test_metrics_are_not_written_over_where_memory_stays_in_place():
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-def test_a_memory_may_be_handed_on_from_name_to_name(pinned):
-    """Where values stay in place, as recorded programs need it, none is written over before it is read."""
+def test_memory_may_move_from_one_name_to_another(pinned):
+    """With pinned memory, as recorded steps need it, no value is overwritten before it is read."""
     p = weights(0.5)
     store, space = MethodState(), Space([p])
     store.pinned = pinned

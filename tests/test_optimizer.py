@@ -145,7 +145,7 @@ def test_a_closure_after_gradient_is_only_called():
     assert calls == [1] and torch.equal(weights(model), weights(other))
 
 
-def test_the_loss_is_that_of_the_weights():
+def test_step_returns_the_loss_at_the_weights():
     model, opt = make(SAM(rho=1.0))
     data = problems.steps(1)[0]
     expected = problems.loss(model, data.main).detach()
@@ -190,7 +190,7 @@ def test_gradients_of_another_optimizer_are_those_of_one_pass():
     assert all(torch.equal(p.grad, g) for p, g in zip(model[2].parameters(), expected, strict=True))
 
 
-def test_gradients_of_another_optimizer_are_its_to_free():
+def test_no_reference_to_gradients_of_another_optimizer_is_kept():
     model = seeded(problems.mlp)
     ours = SharpnessAware(torch.optim.SGD(model[0].parameters(), lr=0.1), SAM(rho=0.5), model)
     ours.step(**problems.steps(1)[0].closures(model))
@@ -199,7 +199,7 @@ def test_gradients_of_another_optimizer_are_its_to_free():
     assert held() is None
 
 
-def test_an_unfinished_loop_is_closed_by_the_next():
+def test_a_new_loop_closes_an_unfinished_one():
     model, opt = make()
     before = everything(model)
     loop = opt.passes()
@@ -224,7 +224,7 @@ def test_restoring_is_exact_in_every_dtype():
         assert same(everything(model), before)
 
 
-def test_kept_gradients_are_not_those_that_clipping_changes():
+def test_clipping_does_not_change_what_a_method_remembers():
     """A method may return what it remembers; clipping and unscaling then work in place."""
 
     @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def test_kept_gradients_are_not_those_that_clipping_changes():
 
 
 @pytest.mark.parametrize("method", [steppe.WSAM(), steppe.GAM(), Remembering(), SAM()], ids=lambda m: m.name)
-def test_a_step_lets_go_of_all_it_held(method, monkeypatch):
+def test_a_step_frees_its_vectors_without_garbage_collection(method, monkeypatch):
     """A reference cycle would keep vectors as large as the model until garbage collection."""
     contexts = []
     init = LookRunner.__init__

@@ -75,7 +75,7 @@ def call(installed: Path, program: str, *arguments: str) -> str:
     return run(installed / "bin" / program, *arguments, cwd=installed, env=clean).strip()
 
 
-def test_the_version_is_said_in_one_place(archives):
+def test_the_version_is_defined_in_one_place(archives):
     wheel, source = archives
     assert wheel.name == f"steppe-{steppe.__version__}-py3-none-any.whl"
     assert source.name == f"steppe-{steppe.__version__}.tar.gz"
@@ -89,14 +89,14 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel_files):
     assert {name.split("/")[0] for name in wheel_files} == {"steppe", f"steppe-{steppe.__version__}.dist-info"}
 
 
-def test_what_the_wheel_says_of_itself(wheel_files):
+def test_the_metadata_of_the_wheel(wheel_files):
     info = f"steppe-{steppe.__version__}.dist-info"
-    said = Parser().parsestr(wheel_files[f"{info}/METADATA"].decode())
-    assert (said["Name"], said["License-Expression"]) == ("steppe", "Apache-2.0")
-    needed = [line for line in said.get_all("Requires-Dist", []) if "extra ==" not in line]
+    metadata = Parser().parsestr(wheel_files[f"{info}/METADATA"].decode())
+    assert (metadata["Name"], metadata["License-Expression"]) == ("steppe", "Apache-2.0")
+    needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert [line.split(">")[0] for line in needed] == ["torch"]
-    assert {"cli", "curvature", "test"} <= set(said.get_all("Provides-Extra", []))
-    assert str(said.get_payload()).startswith("# steppe")
+    assert {"cli", "curvature", "test"} <= set(metadata.get_all("Provides-Extra", []))
+    assert str(metadata.get_payload()).startswith("# steppe")
     assert wheel_files[f"{info}/entry_points.txt"].decode().split() == [
         "[console_scripts]", "steppe", "=", "steppe.__main__:main",
     ]  # fmt: skip

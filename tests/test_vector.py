@@ -106,8 +106,8 @@ def test_multiply_in_place_on_two_devices():
     assert v.tensors[0].tolist() == [3, 3] and v.tensors[1].is_meta
 
 
-def test_add_in_place_whatever_lies_how_in_memory():
-    """One kernel walks through memory as it comes: it may have only what is laid out alike, and without gaps."""
+def test_add_in_place_with_any_memory_layout():
+    """The fused kernel reads memory linearly: it may only get tensors of the same layout without gaps."""
     image = torch.arange(24.0).reshape(1, 2, 3, 4)
     turned = image.contiguous(memory_format=torch.channels_last)
     layouts = [
@@ -130,7 +130,7 @@ def test_add_in_place_whatever_lies_how_in_memory():
     weights.add_(torch.tensor(0.5) * Vector([offset for _, offset in layouts], weights.space))
     for target, value in zip(weights.tensors, expected, strict=True):
         assert torch.equal(target, value)
-    assert [whole.sum() for whole in wholes] == sums  # what lies between the entries is left alone
+    assert [whole.sum() for whole in wholes] == sums  # the gaps between entries are not written to
     assert all(new.grad_fn is None and new._version > old for new, old in zip(weights.tensors, versions, strict=True))
 
 
@@ -142,15 +142,15 @@ def test_an_offset_of_another_shape_is_refused():
 
 @pytest.mark.parametrize("size", [1 << 10, (1 << 18) + 1])
 def test_reductions_of_small_and_large_tensors(size):
-    """Small ones are strung together: nothing is lost or counted twice."""
+    """Small tensors are concatenated: none is lost or counted twice."""
     tensors = [torch.full((size,), 2.0), torch.full((3, 1), 3.0), torch.empty(0), torch.full((2, 2), 4.0).T]
     v = Vector(tensors)
     assert v @ v == 4 * size + 27 + 64
     torch.testing.assert_close(v.norm(), torch.tensor(4.0 * size + 27 + 64).sqrt())
 
 
-def test_a_long_sum_holds_only_itself():
-    """A walk that adds a vector at each step must not keep every vector it ever saw."""
+def test_a_long_sum_does_not_keep_its_terms():
+    """A loop that adds a vector in each step must not keep all these vectors."""
     space = Space([torch.zeros(3)])
     walk, expected = space.zeros(), torch.zeros(3)
     seen, step = [], None
@@ -192,7 +192,7 @@ def test_several_dtypes_in_one_vector():
     assert [t.dtype for t in (v * torch.tensor(0.5)).tensors] == [torch.bfloat16, torch.float32]
 
 
-def test_zero_on_what_may_not_be_perturbed():
+def test_perturbed_is_zero_on_weights_that_may_not_move():
     tensors = [torch.ones(2), torch.ones(3)]
     v = 2 * Vector(tensors, Space(tensors, perturbed=[True, False]))
     assert flat(v.perturbed()).tolist() == [2, 2, 0, 0, 0]
@@ -204,7 +204,7 @@ def test_missing_gradients_are_zeros():
     assert flat(Space(params).vector([None, 2 * params[1]])).tolist() == [0, 0, 2, 2, 2]
 
 
-def test_copies():
+def test_deep_copies_and_pickles_are_equal_vectors():
     (v,) = vectors(0, count=1)
     for twin in (copy.deepcopy(v), pickle.loads(pickle.dumps(v))):
         assert torch.equal(flat(twin), flat(v)) and twin.space is not v.space

@@ -26,7 +26,7 @@ def test_a_radius_must_be_a_number(rho):
             SharpnessAware(torch.optim.SGD([{"params": model.parameters(), "rho": rho}], lr=0.1), SAM())
 
 
-def test_a_schedule_is_checked_when_it_speaks():
+def test_the_value_of_a_schedule_is_checked():
     model, opt = make(SAM(rho=lambda step, lr: -1.0))
     with pytest.raises(ValueError, match="rho must not be negative"):
         run(model, opt, 1)
@@ -112,7 +112,7 @@ def test_sparse_gradients_are_refused():
         opt.step(lambda: model(torch.tensor([[1], [2]])).sum())
 
 
-def test_parameters_may_not_change_between_the_halves():
+def test_parameters_may_not_change_between_the_looks_and_the_step():
     model, opt = make()
     opt.gradient(**problems.steps(1)[0].closures(model))
     opt.add_param_group({"params": [nn.Parameter(torch.ones(2, dtype=torch.float64))]})

@@ -125,7 +125,7 @@ class SharpnessAware(Recordable, Optimizer):
         """Steps taken so far; a step that a GradScaler skipped does not count."""
         return self._groups.steps
 
-    # First half: look around, leave the direction in p.grad
+    # First half: run the looks, leave the direction in p.grad
 
     def passes(self, scaler: GradScaler | None = None) -> Generator[Pass, None, None]:
         """Iterate over the looks of a step: the body of the loop runs forward and backward.
@@ -299,10 +299,12 @@ class SharpnessAware(Recordable, Optimizer):
 
     def train(self) -> None:
         """Put a base that has two modes (schedule-free optimizers) into training mode. Trainers call it."""
+        self.under_way.recover()
         self._groups.call("train")
 
     def eval(self) -> None:
         """Put such a base into evaluation mode, before the model is evaluated or saved."""
+        self.under_way.recover()
         self._groups.call("eval")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -328,6 +330,7 @@ class SharpnessAware(Recordable, Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state_dict of this class, or of the plain base optimizer."""
+        self.under_way.close()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
         settings = self._groups.own_settings()
@@ -340,6 +343,7 @@ class SharpnessAware(Recordable, Optimizer):
             post_hook(self)
 
     def __getstate__(self) -> dict[str, Any]:
+        self.under_way.recover()
         # Schedulers and trainers leave a patched `step`, bound to this object, in __dict__.
         patched = ("step", "_opt_called")
         state = {k: v for k, v in self.__dict__.items() if k not in patched and not k.startswith("_optimizer_")}

@@ -32,27 +32,27 @@ each = pytest.mark.parametrize("method", METHODS, ids=problems.ids(METHODS))
 
 
 class OnOneStream:
-    """On a CPU: all of it but the streams."""
+    """Branches for a CPU: everything but the streams."""
 
     def __init__(self):
-        self.said: list[str | int] = []
+        self.calls: list[str | int] = []
 
     def fork(self, count):
-        self.said.append(f"fork {count}")
+        self.calls.append(f"fork {count}")
 
     @contextlib.contextmanager
     def branch(self, number):
-        self.said.append(number)
+        self.calls.append(number)
         yield
 
     def join(self):
-        self.said.append("join")
+        self.calls.append("join")
 
 
-def run(method, beside, model=None, steps=4):
+def run(method, branches, model=None, steps=4):
     torch.manual_seed(3)
     model, opt = make(method, "cpu")
-    opt.under_way.branches = beside
+    opt.under_way.branches = branches
     places = [t.data_ptr() for t in (*model.parameters(), *model.buffers())]
     for day in data("cpu", steps):
         problems.by_closure(opt, model, day)
@@ -61,19 +61,19 @@ def run(method, beside, model=None, steps=4):
 
 
 @each
-def test_memory_of_its_own_changes_no_bit(method):
+def test_looks_on_copies_give_the_same_bits(method):
     """Weights, BatchNorm's statistics and counts, and the random state that dropout draws from."""
-    beside = OnOneStream()
-    (one, opt), (other, opt2) = run(method, None), run(method, beside)
+    branches = OnOneStream()
+    (one, opt), (other, opt2) = run(method, None), run(method, branches)
     assert same(one, other) and opt.metrics["looks"] == opt2.metrics["looks"]
     torch.testing.assert_close(opt.state_dict()["state"], opt2.state_dict()["state"], rtol=0, atol=0)
-    assert beside.said[0] in ("fork 2", "fork 3", "fork 5") and beside.said.count("join") >= 2
+    assert branches.calls[0] in ("fork 2", "fork 3", "fork 5") and branches.calls.count("join") >= 2
 
 
-def test_the_order_of_what_happens():
-    beside = OnOneStream()
-    run(steppe.SAMPa(), beside, steps=2)
-    assert beside.said == ["fork 2", 0, 1, "join"] * 2
+def test_fork_branches_and_join_come_in_order():
+    branches = OnOneStream()
+    run(steppe.SAMPa(), branches, steps=2)
+    assert branches.calls == ["fork 2", 0, 1, "join"] * 2
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class _SharesAnOffset(steppe.Method):
         return a.grad + b.grad
 
 
-def test_what_several_looks_share_is_there_before_any_of_them(monkeypatch):
-    """Else one branch would read what another has not computed yet."""
-    beside, evaluated = OnOneStream(), Vector.as_one_term
-    monkeypatch.setattr(Vector, "as_one_term", lambda v: (beside.said.append("evaluated"), evaluated(v))[1])
-    (one, _), (other, _) = run(_SharesAnOffset(), None, steps=2), run(_SharesAnOffset(), beside, steps=2)
-    assert same(one, other) and beside.said == ["evaluated", "evaluated", "fork 2", 0, 1, "join"] * 2
+def test_a_shared_offset_is_evaluated_before_the_branches(monkeypatch):
+    """Otherwise one branch would read what another has not computed yet."""
+    branches, evaluated = OnOneStream(), Vector.as_one_term
+    monkeypatch.setattr(Vector, "as_one_term", lambda v: (branches.calls.append("evaluated"), evaluated(v))[1])
+    (one, _), (other, _) = run(_SharesAnOffset(), None, steps=2), run(_SharesAnOffset(), branches, steps=2)
+    assert same(one, other) and branches.calls == ["evaluated", "evaluated", "fork 2", 0, 1, "join"] * 2
 
 
 def test_a_branch_has_the_buffers_from_before_the_first_look():
@@ -107,7 +107,7 @@ def test_a_branch_has_the_buffers_from_before_the_first_look():
     assert same(copies, before) and [c.dtype for c in copies] == [b.dtype for b in before]
     assert {c.data_ptr() for c in copies}.isdisjoint(b.data_ptr() for b in net.buffers())
     copies[0].add_(7)
-    assert same(isolation.buffers_before(), before)  # nobody writes to what was saved
+    assert same(isolation.buffers_before(), before)  # the saved values have not changed
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class _Breaks(steppe.Method):
         return there.grad + behind.grad
 
 
-def test_a_look_that_fails_leaves_nothing_behind():
+def test_a_look_that_fails_restores_everything():
     model, opt = make(_Breaks(), "cpu")
     opt.under_way.branches = OnOneStream()
     before, places, calls = [t.clone() for t in everything(model)], [p.data_ptr() for p in model.parameters()], []
@@ -138,22 +138,22 @@ def test_a_look_that_fails_leaves_nothing_behind():
     assert same(before, everything(model)) and places == [p.data_ptr() for p in model.parameters()]
 
 
-def test_with_a_loss_scale_they_take_turns():
-    """All looks note in one place whether a gradient overflowed."""
-    beside = OnOneStream()
+def test_with_a_loss_scale_looks_run_one_after_another():
+    """All looks write to the same note of whether a gradient has overflowed."""
+    branches = OnOneStream()
     model, opt = make(steppe.SAMPa(), "cpu")
-    opt.under_way.branches = beside
+    opt.under_way.branches = branches
     closures = data("cpu", 1)[0].closures(model)
     opt.gradient(closures["closure"], auxiliary=closures["auxiliary"], scaler=torch.amp.GradScaler("cpu"))
-    assert beside.said == []
+    assert branches.calls == []
 
 
-def test_when_they_may_not():
+def test_when_looks_cannot_run_side_by_side():
     looks = [steppe.Look(), steppe.Look(batch="auxiliary")]
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     params = list(net.parameters())
     assert side_by_side.possible(looks, net, params)
-    assert not side_by_side.possible(looks, None, params)  # whose buffers nobody knows
+    assert not side_by_side.possible(looks, None, params)  # without a model its buffers are unknown
     assert not side_by_side.possible(looks[:1], net, params)
     assert not side_by_side.possible([steppe.Look(batch="sample", sample=0), *looks], net, params)
     recurrent = nn.LSTM(2, 2)
@@ -164,7 +164,7 @@ def test_when_they_may_not():
     assert not side_by_side.possible(looks, large, list(large.parameters()))
 
 
-def test_one_by_one_tells_together():
+def test_one_by_one_answers_looks_together():
     asked = []
 
     def looks():
@@ -181,7 +181,7 @@ def test_one_by_one_tells_together():
 
 @pytest.mark.cuda
 @each
-def test_branches_of_a_graph_change_no_bit(method, exact):
+def test_branches_of_a_graph_give_the_same_bits(method, exact):
     """Eager, recorded one after another, and recorded side by side."""
     ends, hows = [], []
     for how in ("eager", "one after another", "side by side"):
@@ -203,7 +203,7 @@ def test_branches_of_a_graph_change_no_bit(method, exact):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_bf16_and_compiled_branches(compiled, exact):
     ends = []
-    for beside in (False, True):
+    for branches in (False, True):
         model, opt = make(steppe.SAMPa())
         model[4].p = 0.0
         called = torch.compile(model) if compiled else model
@@ -212,9 +212,9 @@ def test_bf16_and_compiled_branches(compiled, exact):
             with torch.autocast("cuda", torch.bfloat16):
                 return F.cross_entropy(called(x), y)
 
-        step = steppe.capture(loss, opt, side_by_side=beside)
+        step = steppe.capture(loss, opt, side_by_side=branches)
         for day in data("cuda", 20):
             step(*day.main, auxiliary=day.auxiliary)
-        assert ("side by side" in step.how) == beside
+        assert ("side by side" in step.how) == branches
         ends.append(everything(model)[:-1])
     assert same(*ends)

@@ -24,7 +24,7 @@ every_variant = problems.each_variant()
 
 
 class Program(TorchDispatchMode):
-    """Writes down every operation: which one, on what kinds of tensors, with which numbers."""
+    """Notes every operation: its name, the kinds of its tensors, and its numbers."""
 
     def __init__(self):
         super().__init__()
@@ -50,8 +50,8 @@ def with_sgd_for_gamma(method):
 
 
 @every_variant
-def test_steps_of_a_phase_are_the_same_program(method):
-    """The same operations with the same numbers: only then may one recording stand for all of them."""
+def test_steps_of_a_phase_run_the_same_operations(method):
+    """The same operations with the same constants: only then can one recording be replayed for all of them."""
     method = with_sgd_for_gamma(method)
     model = seeded(net)
     opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.05, fused=True), method, model)
@@ -67,15 +67,15 @@ def test_steps_of_a_phase_are_the_same_program(method):
         assert all(run == runs[1] for run in runs[2:])  # the first of a phase makes room
 
 
-def test_phases_are_told_apart():
-    """The test above can fail: a method that hides what it does with the step is found out."""
+def test_a_method_that_hides_a_phase_is_found():
+    """The test above can fail: it finds a method whose operations depend on the step while its phase does not."""
 
     class Hides(steppe.LookSAM):
         def phase(self, step):
             return 0
 
     with pytest.raises(AssertionError):
-        test_steps_of_a_phase_are_the_same_program(Hides(k=3))
+        test_steps_of_a_phase_run_the_same_operations(Hides(k=3))
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class _Ahead(steppe.Method):
     rho: steppe.Number = 0.1
 
 
-def test_a_recorded_schedule_is_known_by_any_spelling():
-    """What a recorded step reads is written anew in every step, not the number that it had while recording."""
+def test_schedules_are_recognised_however_number_is_imported():
+    """The value that a recorded step reads is written before every replay: it is not the value while recording."""
     _, opt = make(_Ahead(rho=lambda step, lr: 10 * lr), "cpu")
     live = LiveNumbers(opt, opt.method, whole=False)
     rho = cast(Any, live._method.at(0, 0.05)).rho
@@ -94,7 +94,7 @@ def test_a_recorded_schedule_is_known_by_any_spelling():
     assert rho.item() == 0.25
 
 
-def test_on_a_cpu_it_is_the_step_itself():
+def test_on_a_cpu_a_captured_step_runs_eagerly():
     ends = []
     for how in ("captured", "plain"):
         model, opt = make(steppe.GAM(), "cpu")
@@ -135,12 +135,12 @@ def count_right(device, steps):
     assert step.looks == sum(6 if i % 2 == 0 else 3 for i in range(steps))
 
 
-def test_looks_are_told_and_counted():
+def test_looks_are_numbered_and_counted():
     count_right("cpu", 5)
 
 
 @pytest.mark.cuda
-def test_looks_are_told_and_counted_when_replayed(exact):
+def test_looks_are_numbered_and_counted_when_replayed(exact):
     count_right("cuda", 12)
 
 
@@ -168,7 +168,7 @@ def test_between_and_scaler_on_a_cpu():
 # Functions
 
 
-def test_a_function_on_a_cpu_is_itself():
+def test_on_a_cpu_a_replayed_function_is_called():
     total = torch.zeros(())
     add = steppe.Replayed(lambda x: total.add_(x.sum()))
     for n in (1, 2, 3, 4):
@@ -192,7 +192,7 @@ def test_a_function_is_replayed(exact):
     assert replay(torch.ones(1, device="cuda")) == sum(3 * n * n for n in range(8)) + 1
 
 
-def test_learning_rates_are_where_fused_kernels_read_them_whatever_the_default_dtype():
+def test_recorded_learning_rates_are_float32_whatever_the_default_dtype():
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

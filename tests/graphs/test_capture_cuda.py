@@ -61,7 +61,7 @@ def run_captured(method, days, schedule=True, clip=False, base: Any = torch.opti
 
 @pytest.mark.cuda
 @every_variant
-def test_replaying_equals_running_to_the_last_bit(method, exact):
+def test_replayed_steps_equal_eager_steps_to_the_last_bit(method, exact):
     """100 steps: weights, BatchNorm's statistics, dropout masks, random state; with a learning rate that falls.
 
     And the metrics of every step, read after the last.
@@ -86,7 +86,7 @@ def steppe_distance(a, b):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
-def test_bases(base, exact):
+def test_base_optimizers_are_recorded_or_step_eagerly(base, exact):
     """Adam, AdamW and RMSprop whole; Adagrad's own step runs eagerly."""
     method, days = steppe.GSAM(), data("cuda", 30)
     # Small gradients over small eps would magnify the rounding of the learning rate, a float32 when recorded.
@@ -112,7 +112,7 @@ def test_schedules_need_no_new_recording(exact):
 
 @pytest.mark.cuda
 def test_a_ragged_batch_and_a_checkpoint(exact):
-    """The last batch of an epoch is smaller; and training goes on from a checkpoint in another captured step."""
+    """The last batch of an epoch is smaller; and training is resumed from a checkpoint in another captured step."""
     method = steppe.LookSAM(k=3)
     days = data("cuda", 24)
     for i in (7, 15, 23):
@@ -159,7 +159,7 @@ def test_bf16_autocast_and_compile(compiled, exact):
 
 
 @pytest.mark.cuda
-def test_fp16_scaler_skips_and_goes_on(exact):
+def test_a_replayed_step_that_overflows_is_skipped(exact):
     """A batch that overflows in the middle: the step is skipped, memory and count stay, the scale falls."""
     ends = []
     for captured in (False, True):
@@ -214,8 +214,8 @@ def test_fp16_with_a_fixed_scale_is_recorded_whole(exact):
 
 
 @pytest.mark.cuda
-def test_an_old_recording_may_become_garbage_while_a_new_one_is_made(exact):
-    """Freeing a CUDA graph while another is recorded would spoil it, and Python collects when it likes."""
+def test_an_old_recording_may_become_garbage_while_a_new_one_is_recorded(exact):
+    """Freeing a CUDA graph while another is recorded would invalidate it, and Python may free garbage at any time."""
     days = data("cuda", 4)
     before = gc.get_threshold()
     gc.collect()
@@ -228,8 +228,8 @@ def test_an_old_recording_may_become_garbage_while_a_new_one_is_made(exact):
     assert step.how.startswith("replayed"), step.how
 
 
-def test_a_captured_step_is_freed_when_it_is_let_go():
-    """Its optimizer does not hold it; and goes on without it."""
+def test_a_captured_step_is_freed_without_garbage_collection():
+    """The optimizer holds no reference to it, and continues without it."""
     model = torch.nn.Linear(2, 1)
     opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(), model=model)
     step = steppe.capture(lambda x: model(x).square().mean(), opt)

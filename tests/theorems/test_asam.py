@@ -1,4 +1,4 @@
-"""ASAM does not see the scale of layers."""
+"""ASAM is invariant to the scale of layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steppe import ASAM, SAM
 
 
 @pytest.mark.parametrize("c", [0.01, 3.0, 100.0])
-def test_asam_does_not_see_how_layers_are_scaled(c):
+def test_asam_is_invariant_to_the_scale_of_layers(c):
     """Kwon et al., Theorem 1: all through training, a rescaled ReLU net has the same perturbed loss; SAM's differs."""
     model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)).to(DOUBLE)
     torch.manual_seed(0)

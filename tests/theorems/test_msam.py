@@ -35,7 +35,7 @@ def test_the_sign_on_a_quadratic_with_a_known_v():
     torch.testing.assert_close(remembered.tensors[0], 0.9 * v + d)
 
 
-def test_the_look_is_where_the_base_is_going():
+def test_the_look_is_ahead_along_the_base_s_last_move():
     """With SGD's own momentum v is its buffer, and the look is ahead of w on the way of the last move."""
     problem = Quadratic(spread(0.1, 2.0, 6))
     w = nn.Parameter(randn(6, seed=3))

@@ -121,8 +121,8 @@ class Captured:
         if not recorded:
             return "eager so far: nothing has been recorded yet"
         what = "the whole step" if self._whole else "the looks; the base optimizer's step runs eagerly"
-        beside = ", independent looks side by side" if self._branches is not None and self._branches.forks else ""
-        return f"replayed ({recorded} recorded): {what}{beside}"
+        parallel = ", independent looks side by side" if self._branches is not None and self._branches.forks else ""
+        return f"replayed ({recorded} recorded): {what}{parallel}"
 
     def reset(self) -> None:
         """Drop all recordings: the next steps warm up and record again."""

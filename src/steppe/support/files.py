@@ -28,16 +28,16 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> with whole_file(folder / "answer.txt") as beside:
-    ...     _ = beside.write_text("42")
+    >>> with whole_file(folder / "answer.txt") as temporary:
+    ...     _ = temporary.write_text("42")
     >>> [path.name for path in folder.iterdir()]
     ['answer.txt']
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        yield beside
-        os.replace(beside, path)
+        yield temporary
+        os.replace(temporary, path)
     except Exception as error:
         if disk_is_full(error):
             raise UserError(f"{path} cannot be written: {DISK_FULL}") from None
@@ -45,4 +45,4 @@ def whole_file(path: Path) -> Iterator[Path]:
             raise UserError(f"{path} cannot be written; is the disk full? ({one_line(error)}) {_GO_ON}") from None
         raise
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
