@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -145,6 +146,25 @@ def test_unclear_how_ranks_share_the_loss_is_refused(given, method):
         train(opt, model, count=1)
 
 
+def test_a_model_on_some_of_the_ranks_does_not_say_with_whom_it_shares_the_loss():
+    """Each rank trains a model of its own, sharded over one rank: losses of other trainings are not averaged in."""
+    method, rank = FrobSAM(lam=0.01), dist.get_rank()
+    mesh = init_device_mesh("cpu", (RANKS, 1), mesh_dim_names=("training", "shard"))["shard"]
+    model, expected = net(), net()
+    fully_shard(model, mesh=mesh)
+    opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), method, model)
+    with pytest.raises(RuntimeError, match="loss_group="):
+        train(opt, model, count=1)
+    for one in (model, expected):
+        alone = SharpnessAware(torch.optim.SGD(one.parameters(), lr=0.1), method, one, loss_group=only_this_rank())
+        train(alone, one)
+    for mine, theirs in zip(full(model), full(expected), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
+    others: list[Any] = [None] * RANKS
+    dist.all_gather_object(others, full(model)[0])
+    assert not torch.equal(others[rank], others[1 - rank])
+
+
 def test_methods_that_do_not_decide_by_the_loss_do_not_need_the_model():
     inner = net()
     model = DDP(inner)
@@ -193,10 +213,13 @@ def test_norm_group_may_be_of_some_parameters_only():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("original", [True, False])
-def test_fsdp1_is_refused(original):
-    model = FullyShardedDataParallel(net(), use_orig_params=original, device_id=torch.device("cpu"))
+@pytest.mark.parametrize("shown", ["the wrapper", "the inner module", "nothing"])
+def test_fsdp1_is_refused(shown, original):
+    inner = net()
+    model = FullyShardedDataParallel(inner, use_orig_params=original, device_id=torch.device("cpu"))
+    given = {"the wrapper": model, "the inner module": inner, "nothing": None}[shown]
     with pytest.raises(TypeError, match="use FSDP2"):
-        SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), SAM(), model)
+        SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), SAM(), given)
 
 
 def test_a_tensor_parallel_model_that_was_prepared_for_ddp_is_refused():

@@ -13,6 +13,7 @@ import steppe
 from helpers.adversarial import LONGER
 from helpers.interrupts import RECOVER, Trial, by_closure, by_loop, net
 from helpers.problems import everything, same, sgd, weights
+from steppe.engine.looks import LookRunner
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,43 @@ def interrupted(method):
     with pytest.raises(KeyboardInterrupt):
         by_closure(opt, model, x)
     return model, opt, before
+
+
+def on_the_way_home(monkeypatch):
+    """A model whose step was interrupted just before the weights were restored, its optimizer, and the weights."""
+    model, x = net(), torch.ones(6, 3, dtype=torch.float64)
+    opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.0), steppe.SAM(rho=0.5), model)
+    by_closure(opt, model, x)
+    saved, before = copy.deepcopy(opt.state_dict()), weights(model)
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LookRunner, "_restore_weights", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            by_closure(opt, model, x)
+    assert not torch.equal(weights(model), before)
+    return model, opt, saved, before
+
+
+VERBS = {
+    "step": lambda opt, model, saved: by_closure(opt, model, torch.ones(6, 3, dtype=torch.float64)),
+    "passes": lambda opt, model, saved: opt.passes(),
+    "begin": lambda opt, model, saved: opt.begin(),
+    "train": lambda opt, model, saved: opt.train(),
+    "eval": lambda opt, model, saved: opt.eval(),
+    "load_state_dict": lambda opt, model, saved: opt.load_state_dict(saved),
+    "pickle": lambda opt, model, saved: pickle.dumps(opt),
+    "deepcopy": lambda opt, model, saved: copy.deepcopy(opt),
+} | {name: lambda opt, model, saved, recover=recover: recover(opt, model) for name, recover in RECOVER.items()}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_whatever_is_called_next_restores_the_weights(verb, monkeypatch):
+    model, opt, saved, before = on_the_way_home(monkeypatch)
+    VERBS[verb](opt, model, saved)
+    assert torch.equal(weights(model), before)
 
 
 def test_an_interrupt_while_the_method_s_memory_is_made():

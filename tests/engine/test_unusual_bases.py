@@ -79,6 +79,14 @@ def needs_closure(self, closure):
     return closure()
 
 
+def needs_another_argument(self, loss_function):
+    return loss_function()
+
+
+def subclass_of(base):
+    return type("Derived", (base,), {"__module__": "mine"})
+
+
 REFUSED = [
     (made("DPOptimizer", "opacus.optimizers.optimizer"), "train privately with the plain optimizer"),
     (made("DeepSpeedZeroOptimizer", "deepspeed.runtime.zero.stage3"), "fully_shard"),
@@ -86,11 +94,15 @@ REFUSED = [
     (made("AdaHessian", "pytorch_optimizer.optimizer.adahessian"), "does not step on one dense gradient"),
     (made("SophiaH", "pytorch_optimizer.optimizer.sophia"), "does not step on one dense gradient"),
     (made("Mine", "mine", step=needs_closure), "does not step on one dense gradient"),
+    (made("Own", "mine", step=needs_another_argument), "does not step on one dense gradient"),
+    (subclass_of(made("DPOptimizer", "opacus.optimizers.optimizer")), "train privately with the plain optimizer"),
+    (subclass_of(made("DeepSpeedCPUAdam", "deepspeed.ops.adam")), "fully_shard"),
+    (subclass_of(made("AliG", "pytorch_optimizer.optimizer.alig")), "does not step on one dense gradient"),
     (made("Odd", "mine", state_dict=lambda self: {"fast": {}, "slow": {}}), "the keys state and param_groups"),
 ]
 
 
-@pytest.mark.parametrize(("base", "why"), REFUSED, ids=[base.__name__ for base, _ in REFUSED])
+@pytest.mark.parametrize(("base", "why"), REFUSED, ids=[f"{b.__base__.__name__}-{b.__name__}" for b, _ in REFUSED])
 def test_bases_that_take_more_than_one_gradient_are_refused(base, why):
     model = net()
     with pytest.raises(TypeError, match=why):
@@ -100,8 +112,27 @@ def test_bases_that_take_more_than_one_gradient_are_refused(base, why):
 def test_a_deepspeed_engine_is_refused():
     model = net()
     engine = type("DeepSpeedEngine", (nn.Module,), {"__module__": "deepspeed.runtime.engine"})()
-    with pytest.raises(TypeError, match="fully_shard"):
-        steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(), engine)
+    for shown in (engine, nn.Sequential(engine)):
+        with pytest.raises(TypeError, match="fully_shard"):
+            steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(), shown)
+
+
+@pytest.mark.parametrize("mark", ["ds_id", "_hp_mapping"])
+def test_parameters_that_deepspeed_has_partitioned_are_refused(mark):
+    """Also where the engine is not shown: `model` is None, or the module inside the engine."""
+    model = net()
+    setattr(model.weight, mark, 0)
+    for shown in (model, None):
+        with pytest.raises(TypeError, match="fully_shard"):
+            steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(), shown)
+
+
+def test_a_base_whose_step_a_scheduler_has_replaced_is_not_refused():
+    model = net()
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(base, 1)
+    steppe.SharpnessAware(base, steppe.SAM(), model).step(lambda: loss_of(model))
+    scheduler.step()
 
 
 def test_a_pipeline_stage_is_refused_with_a_hint():
@@ -113,12 +144,25 @@ def test_a_pipeline_stage_is_refused_with_a_hint():
         steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(), stage)  # pyright: ignore
 
 
-def test_a_loss_that_reaches_no_parameter_is_said_once():
+def test_a_loss_that_reaches_no_parameter_warns_once():
     model, other = net(), net()
     opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(), model)
     with pytest.warns(UserWarning, match="reaches no parameter of this optimizer"):
         opt.step(lambda: loss_of(other))
     opt.step(lambda: loss_of(other))  # a second warning would be an error
+
+
+def test_a_closure_that_calls_backward_and_reaches_no_parameter_is_said():
+    model, other = net(), nn.Sequential(net(), nn.Softplus())
+
+    def closure():
+        loss = loss_of(other)
+        loss.backward()
+        return loss
+
+    opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(), model)
+    with pytest.raises(RuntimeError, match="its loss reaches no parameter of this optimizer"):
+        opt.step(closure)
 
 
 def test_a_method_that_sets_the_learning_rate_warns_of_momentum_once():

@@ -37,7 +37,7 @@ def evaluate(
                 calls_backward = bool([p for p in params if p.grad is not None])
             if not calls_backward:
                 _require_graph(loss)
-                (loss if scaler is None else scaler.scale(loss)).backward()
+                _backward(loss if scaler is None else scaler.scale(loss))
         loss = loss.detach() if loss.dim() == 0 else loss.detach().reshape(())
         total = loss if total is None else total + loss
     assert total is not None
@@ -100,6 +100,18 @@ def _loss(closure: Closure) -> Tensor:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         raise TypeError(f"the closure must return the loss, a tensor with one element; it returned {what}")
     return loss
+
+
+def _backward(loss: Tensor) -> None:
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise RuntimeError(
+            "the closure seems to call backward, but its loss reaches no parameter of this optimizer: nothing would be "
+            "trained"
+        ) from error
 
 
 def _require_graph(loss: Tensor) -> None:

@@ -1,5 +1,7 @@
 """The random state of Python and NumPy, from which some models draw in their forward (SpecAugment of wav2vec2 does).
 
+Besides their global generators, models may have generators of their own, in attributes of a module.
+
 Saving and comparing it takes up to 0.1 ms, which is much for a small model. So it is done in every step only for models
 that may draw: their source files import `random` or NumPy, or they were seen to draw in one of the first steps.
 """
@@ -8,12 +10,14 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, cast
 
+import torch
 from torch import nn
 
 FIRST_STEPS = 3  # in which every model is watched
+Access: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Any]]  # functions that read and write a random state
 
 
 def may_draw(modules: Iterable[nn.Module]) -> bool:
@@ -28,6 +32,38 @@ def _is_generator(value: Any) -> bool:
     numpy: Any = sys.modules.get("numpy")
     modules = (random,) if numpy is None else (random, numpy, numpy.random)
     return any(value is module for module in modules) or isinstance(getattr(value, "__self__", None), random.Random)
+
+
+def own_generators(modules: Iterable[nn.Module]) -> list[Any]:
+    """Generators of torch, NumPy and Python in the modules' attributes, also in lists and dictionaries there."""
+    found: dict[int, Any] = {}
+    for value in [value for module in modules for value in vars(module).values()]:
+        inside: Iterable[Any] = (value,)
+        if isinstance(value, (dict, list, tuple)):
+            inside = cast("dict[Any, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value)
+        found |= {id(one): one for one in inside if _access(one) is not None}
+    return list(found.values())
+
+
+def access(generators: Iterable[Any]) -> list[Access]:
+    """How to read and write the state of each generator."""
+    return [pair for pair in map(_access, generators) if pair is not None]
+
+
+def _access(value: Any) -> Access | None:
+    if isinstance(value, torch.Generator):
+        return value.get_state, value.set_state
+    if isinstance(value, random.Random):
+        return None if isinstance(value, random.SystemRandom) else (value.getstate, value.setstate)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    if isinstance(value, numpy.random.RandomState):
+        return value.get_state, value.set_state
+    bits: Any = value.bit_generator if isinstance(value, numpy.random.Generator) else value
+    if not isinstance(bits, numpy.random.BitGenerator):
+        return None
+    return lambda: bits.state, lambda state: setattr(bits, "state", state)
 
 
 class HostRandomState:

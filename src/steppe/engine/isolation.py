@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..vector import same
-from .host_random import FIRST_STEPS, HostRandomState, may_draw
+from .host_random import FIRST_STEPS, HostRandomState, access, may_draw, own_generators
 from .precision import Precision
 from .replicas import fully_sharded
 from .shards import local
@@ -43,8 +43,8 @@ class Snapshot:
         self._memory = [buffer.detach() for buffer in self._strided]
         self._addresses = [buffer.data_ptr() for buffer in self._strided]
         self._devices = [device for device in devices if device.type not in ("cpu", "meta")]
-        own = [g for module in modules for g in vars(module).values() if isinstance(g, torch.Generator)]
-        self._random_states = [_random_state(torch.device("cpu")), *((g.get_state, g.set_state) for g in own)]
+        self.own_generators = own_generators(modules)
+        self._random_states = [_random_state(torch.device("cpu")), *access(self.own_generators)]
         self._host_states = len(self._random_states)
         self._random_states += [_random_state(device) for device in self._devices]
         self.take()
@@ -133,6 +133,8 @@ class Isolation:
     def for_next_step(self, model: nn.Module | None, params: list[Tensor]) -> Isolation:
         """This object with a new snapshot, or a new object if model or parameters have changed."""
         same_model = model is self._model and same(_all_values(self._child_dicts), self._children)
+        # A forward may create a generator. To look for new ones takes too long for every step.
+        same_model &= self._steps_to_watch < 0 or same(own_generators(self._modules), self._before.own_generators)
         if not (same_model and same(params, self._params) and self._before.fits()) or self._changed:
             return Isolation(model, params, [*self._changing, *(p for p, _ in self._changed)] if same_model else ())
         self._first_look_saved = False

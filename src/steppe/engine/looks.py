@@ -278,7 +278,7 @@ class LookRunner:
         return Seen(self._collect(), loss)
 
     def _mean_over_ranks(self, loss: Tensor) -> Tensor:
-        return replicas.mean(loss, self._settings.model, self._settings.loss_group, self.method.name)
+        return replicas.mean(loss, self._settings.model, self.space, self._settings.loss_group, self.method.name)
 
     def _collect(self) -> Vector:
         """Take the gradients out of the parameters, as a vector to whose memory nothing else writes."""

@@ -21,6 +21,8 @@ from .shards import sharded
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
+    from ..vector import Space
+
 
 def fully_sharded(module: object) -> TypeGuard[FSDPModule]:
     """Whether FSDP2's `fully_shard` was applied to a module. This does not import FSDP2."""
@@ -71,34 +73,40 @@ def average_(tensors: Sequence[Tensor], model: nn.Module | None) -> None:
     torch._foreach_div_(list(tensors), torch.distributed.get_world_size(group))
 
 
-def mean(value: Tensor, model: nn.Module | None, group: Any, method: str) -> Tensor:
+def mean(value: Tensor, model: nn.Module | None, space: Space, group: Any, method: str) -> Tensor:
     """The mean over ranks of a number that each computed on its own data, so that all ranks decide alike."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return value
-    group = _group_of_losses(model, method) if group is None else group
+    group = _group_of_losses(model, space, method) if group is None else group
     value = value.clone()
     torch.distributed.all_reduce(value, group=group)
     return value / torch.distributed.get_world_size(group)
 
 
-def _group_of_losses(model: nn.Module | None, method: str) -> Any:
+def _group_of_losses(model: nn.Module | None, space: Space, method: str) -> Any:
     """The process group of the ranks that share a loss (None: all ranks). By their own losses, ranks would diverge."""
     modules = [] if model is None else list(uncompiled(model).modules())
     for module in modules:
-        if isinstance(module, DistributedDataParallel):
-            return module.process_group
-    if any(fully_sharded(m) or _composed(m) or any(map(sharded, m.parameters(recurse=False))) for m in modules):
-        return None
+        ddp = module if isinstance(module, DistributedDataParallel) else _inside_replicate(module)
+        if ddp is not None:
+            return ddp.process_group
+    ranks = torch.distributed.get_world_size()
+    if any(fully_sharded(m) or any(map(sharded, m.parameters(recurse=False))) for m in modules):
+        # On a part of the ranks, the others may train another model. The stages of a pipeline report one loss.
+        largest = max((p.device_mesh.size() for p in space.params if sharded(p)), default=0)
+        if largest == ranks or space.norm_group is not None:
+            return None
     raise RuntimeError(
-        f"{method} uses the loss, there are {torch.distributed.get_world_size()} processes, and model= does not show "
-        "how they share it: give SharpnessAware the model as DDP or FSDP2 has wrapped it, or loss_group="
+        f"{method} uses the loss, there are {ranks} processes, and model= does not show how they share it: give "
+        "SharpnessAware the model as DDP or FSDP2 has wrapped it, or loss_group="
     )
 
 
-def _composed(module: nn.Module) -> bool:
-    """Whether a composable function such as `replicate` was applied to a module."""
-    contract = sys.modules.get("torch.distributed._composable.contract")
-    return contract is not None and bool(contract._get_registry(module))
+def _inside_replicate(module: nn.Module) -> DistributedDataParallel | None:
+    """The DDP object that the composable `replicate` has made for a module."""
+    composable: Any = sys.modules.get("torch.distributed._composable.replicate")
+    state = None if composable is None else composable.replicate.state(module)
+    return None if state is None else state._ddp
 
 
 def can_skip_sync(model: nn.Module | None) -> bool:

@@ -109,6 +109,7 @@ class Step:
 
     def begin(self, model: nn.Module | None, params: list[Tensor], method: Method) -> None:
         """Save what the looks must not disturb, before a framework runs the first look itself."""
+        self.close()
         self._stop_noting()
         isolation = self._isolate(model, params)
         self._noting = contextlib.ExitStack()
