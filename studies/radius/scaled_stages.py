@@ -41,10 +41,14 @@ def scaled(
 
 
 def windows(
-    regimes: tuple[Regime, ...], settings: tuple[dict[str, float], ...], draw: int | None = None, seeds: range = FEW
+    regimes: tuple[Regime, ...],
+    settings: tuple[dict[str, float], ...],
+    draw: int | None = None,
+    seeds: range = FEW,
+    more: dict[str, Any] | None = None,
 ) -> Job:
     """The gap without the hardness of the sample."""
-    fixed = {"pass_steps": pass_steps(regimes)}
+    fixed = {"pass_steps": pass_steps(regimes), **(more or {})}
     return Job(regimes, "window", settings, tuple(seeds), fixed, held(regimes), draw, "double")
 
 
@@ -68,4 +72,18 @@ def chosen_on() -> list[Job]:
         *(windows(group, ({"rate": 0.0},)) for group in GROUPS),
         scaled(mnist, secant[1:], SECANT, 100, range(2)),
         windows(mnist, ({"times": 2.0},), 250, range(2)),
+        *(windows(group, ({"times": 3.0, "rate": 0.1},)) for group in GROUPS[:2]),
+        *(windows(group, tuple({"times": times, "rate": 0.1} for times in (2.0, 3.0))) for group in GROUPS[2:]),
+    ]
+
+
+def fresh() -> list[Job]:
+    """Frozen: the gap in windows, the base, and the gap as it was."""
+    seeds = range(300, 324)
+    frozen = ({"times": 2.0},)
+    as_it_was = {"offset": False, "quarter": 0.0, "half": 0.0}
+    return [
+        *(windows(group, frozen, seeds=seeds) for group in GROUPS),
+        *(Job(group, "plain", ({},), tuple(seeds)) for group in GROUPS),
+        *(windows(group, frozen, seeds=seeds, more=as_it_was) for group in GROUPS),
     ]

@@ -225,6 +225,7 @@ STAGES: dict[str, Callable[[], list[Job]]] = {
         for regimes, seeds in (((REGIMES["mlp3-40"],), tuple(range(200, 205))), (CIFAR[1:], tuple(range(200, 206))))
     ],
     "scaled": scaled_stages.chosen_on,
+    "windows-fresh": scaled_stages.fresh,
     "fresh-toy": lambda: [
         replace(
             job,
