@@ -1,4 +1,4 @@
-"""What holds for every method in the registry, in every setting it declares. A new method is tested as it is."""
+"""The contract of every method in the registry, in every setting that it declares. A new method is tested too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMITS = [pair for cls in steppe.Method.registry.values() for pair in cls.reduce
 
 
 def looks_away_first(method):
-    """Whether the first look of a step is not at w: what it leaves in buffers is not what plain training does."""
+    """Whether the first look of a step is not at w: the buffers after it are not those of plain training."""
     space = steppe.Space([torch.ones(2, 3)])
     ctx = steppe.Context(1, 0.1, space.live, Draws(space, seed=0, step=1), method.memory(space))
     return next(one_by_one(method.at(1, 0.1).looks(ctx))) != steppe.HERE
@@ -47,7 +47,7 @@ def train(method, how=by_closure, count=4, **settings):
     ("special", "general"), LIMITS, ids=[f"{i}-{a.name}-{b.name}" for i, (a, b) in enumerate(LIMITS)]
 )
 @pytest.mark.parametrize("build", [problems.mlp, problems.batchnorm_dropout])
-def test_reduces_to_the_last_bit(special, general, build):
+def test_special_cases_equal_what_they_reduce_to_to_the_last_bit(special, general, build):
     a, b = train(special, build=build)[0], train(general, build=build)[0]
     assert same(everything(a), everything(b))
 
@@ -66,7 +66,7 @@ def test_plain_is_the_base_optimizer_to_the_last_bit(build):
 
 @every_variant
 @pytest.mark.parametrize("build", [problems.mlp, problems.batchnorm_dropout])
-def test_closure_and_passes_are_one(method, build):
+def test_closures_and_passes_give_the_same_steps(method, build):
     ends = [everything(train(method, how, build=build)[0]) for how in (by_closure, by_backward_closure, by_passes)]
     assert same(ends[0], ends[1]) and same(ends[0], ends[2])
 
@@ -103,7 +103,7 @@ def test_micro_batches_add_up(method):
 
 
 @every_variant
-def test_the_first_gradient_may_be_there_already(method):
+def test_a_framework_may_run_the_first_pass(method):
     """What trainers do: they run the first pass, the optimizer runs the others."""
 
     def framework(opt, model, data):
@@ -125,7 +125,7 @@ def test_the_first_gradient_may_be_there_already(method):
 
 
 @every_variant
-def test_counted_looks_are_the_declared_ones(method):
+def test_the_number_of_looks_is_the_declared_cost(method):
     calls = 0
 
     def counting(opt, model, data):
@@ -169,7 +169,7 @@ def test_resume_is_bit_equal(method, base):
 
 
 @every_variant
-def test_copies_go_on_alike(method):
+def test_deep_copies_continue_with_the_same_bits(method):
     model, opt = train(method, count=3)
     twins = [copy.deepcopy((model, opt))]
     twins.append(pickle.loads(pickle.dumps((model, opt))))
@@ -184,8 +184,8 @@ def test_copies_go_on_alike(method):
 
 
 @every_variant
-def test_nothing_waits_for_the_device(method):
-    """Under fake tensors a value that is read raises: the step could be captured in a CUDA graph."""
+def test_no_step_synchronises_with_the_device(method):
+    """With fake tensors, reading a value raises. A step that reads none can be captured in a CUDA graph."""
     data = problems.steps(3, dtype=torch.float32)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = problems.mlp()
@@ -200,7 +200,7 @@ def test_nothing_waits_for_the_device(method):
 
 @every_variant
 @pytest.mark.parametrize("what", [KeyboardInterrupt, RuntimeError, "break"])
-def test_leaving_a_look_leaves_nothing_behind(method, what):
+def test_leaving_a_look_early_restores_everything(method, what):
     """In whichever look it happens: weights, buffers, modes, random state and memory are as before."""
     model, opt = train(method, count=1, build=problems.batchnorm_dropout)
     data = problems.steps(2)[1]
@@ -289,7 +289,7 @@ def test_an_overflow_in_any_look_skips_the_step(method):
 
 
 @every_variant
-def test_a_scaler_changes_nothing(method):
+def test_a_grad_scaler_does_not_change_the_steps(method):
     plain, _ = train(method, count=3)
     model, opt = make(method)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**7)
@@ -379,8 +379,8 @@ def test_a_compiled_model_gives_equal_steps_and_compiles_once(method):
 
 
 @every_variant
-def test_another_method_may_take_over(method):
-    """Given to the optimizer half-way it finds its memory made, as in a copy that is given it before its first step."""
+def test_the_method_may_be_changed_during_training(method):
+    """Its memory is then made, as in a copy of the optimizer that gets the method before its first step."""
     plain = (lambda m: torch.optim.SGD(m.parameters(), lr=0.05)) if "lr" in method.needs else sgd
     model, opt = train(steppe.SAM(), count=2, base=plain)
     other, fresh = copy.deepcopy((model, opt))

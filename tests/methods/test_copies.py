@@ -1,4 +1,4 @@
-"""A method holds as many copies of the model as it declares, on a model whose weights are all there is."""
+"""A method holds as many copies of the model as it declares, on a model with negligible activations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMPOSED = [
 
 @pytest.fixture(scope="module")
 def live_bytes():
-    """The meter of the benchmark of peak memory."""
+    """A function that measures live bytes, from the benchmark of peak memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
         yield importlib.import_module("peak_memory").LiveBytes
@@ -70,8 +70,8 @@ def test_a_method_holds_as_many_copies_as_it_declares(method, live_bytes, plain)
     assert abs(measured - method.copies) < 0.2, "an eighth of the model, at most, may be in hand at a time"
 
 
-def test_no_more_copies_where_the_compiler_evaluates_frames(live_bytes, plain):
-    """As it does after a failed compilation: a function's arguments are then held until it returns."""
+def test_no_more_copies_if_torch_compile_evaluates_frames(live_bytes, plain):
+    """After a failed compilation torch evaluates frames itself, and holds a function's arguments until it returns."""
 
     def breaks(x):
         torch._dynamo.graph_break()

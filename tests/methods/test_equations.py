@@ -1,4 +1,4 @@
-"""Each method, driven by the optimizer on a real net, against its equations typed again in float64."""
+"""Each method, driven by the optimizer on a real net, against its equations implemented again in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WITH_PRODUCTS = [m for m in VARIANTS if "hvp" in m.needs]
 
 
 def draw_like(model, step: int):
-    """The library's draws of a step, flattened: the equations are checked, not the generator."""
+    """The library's random vectors of a step, flattened: the equations are tested, not the generator."""
     draws = Draws(Space(list(model.parameters())), seed=0, step=step)
     return lambda kind, *args: problems.flat(getattr(draws, kind)(*args).tensors)
 
@@ -45,7 +45,7 @@ def test_direction_follows_the_equations(method):
 
 @pytest.mark.parametrize("method", WITH_PRODUCTS, ids=problems.ids(WITH_PRODUCTS))
 @pytest.mark.parametrize("hvp", ["forward", "central"])
-def test_products_by_difference_give_nearly_the_same(method, hvp):
+def test_finite_difference_products_give_nearly_the_same_direction(method, hvp):
     ends, looks = {}, {}
     for mode in (hvp, "exact"):
         model = problems.seeded(problems.mlp)
@@ -59,8 +59,8 @@ def test_products_by_difference_give_nearly_the_same(method, hvp):
     assert looks[hvp] - looks["exact"] == (products if hvp == "central" else 0)  # one more look for each
 
 
-def test_exact_products_go_through_attention():
-    """The fast attention kernels have no second derivative; the math one is taken for the product."""
+def test_exact_products_work_with_attention():
+    """The fast attention kernels have no second derivative: the math kernel is used for the product."""
 
     class Attention(torch.nn.Module):
         def __init__(self):
@@ -81,7 +81,7 @@ def test_exact_products_go_through_attention():
     torch.testing.assert_close(*ends, rtol=1e-6, atol=1e-8)
 
 
-def test_exact_products_need_a_graph():
+def test_exact_products_need_closures_that_return_a_graph():
     model = problems.seeded(problems.mlp)
     opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.GNAM(), model, hvp="exact")
     data = problems.steps(1)[0]

@@ -1,4 +1,4 @@
-"""GAM's options in all combinations, with one held-out batch, against its equations typed again in float64."""
+"""GAM's options in all combinations, with one held-out batch, against its equations implemented again in float64."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ends_of(method: steppe.GAM, steps: int = 5) -> None:
 
 
 @pytest.mark.parametrize(("reference", "discrepancy", "directions", "T", "period"), OPTIONS)
-def test_every_combination(reference, discrepancy, directions, T, period):
+def test_every_combination_of_options_follows_the_equations(reference, discrepancy, directions, T, period):
     ends_of(
         steppe.GAM(T=T, reference=reference, discrepancy=discrepancy, directions=directions, period=period, eps=1e-2)
     )

@@ -1,4 +1,4 @@
-"""Trajectories of the published implementations, held to ten digits.
+"""Trajectories of the published implementations, compared to ten digits.
 
 `golden/*.json` hold numbers only: the weights before and after each of eight float64 steps that the authors' own code
 took on iris, what it drew at random on the way, its settings, and which repository and commit it was. Here the
@@ -60,8 +60,8 @@ class Golden:
     def step(self, opt: steppe.SharpnessAware, t: int) -> None:
         opt.step(lambda: self.loss(slice(t, None, 10)), sample=self.sample)
 
-    def walk(self, method: steppe.Method, tolerance: float = TOLERANCE) -> None:
-        """Every step of ours against every step of theirs."""
+    def compare(self, method: steppe.Method, tolerance: float = TOLERANCE) -> None:
+        """Compare every step of our trajectory with the recorded one."""
         assert len(self.path) >= 6
         opt = steppe.SharpnessAware(self.base(), method, self.model)
         for t, there in enumerate(self.path):
@@ -108,9 +108,9 @@ METHODS["gnamfast-cifar100"] = METHODS["gnamfast"]
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_steps_are_the_published_ones(name):
+def test_steps_equal_the_published_ones(name):
     golden = Golden(name)
-    golden.walk(METHODS[name](golden.settings))
+    golden.compare(METHODS[name](golden.settings))
 
 
 def test_gsam_radius_follows_the_learning_rate():
@@ -130,14 +130,14 @@ def test_gsam_radius_follows_the_learning_rate():
 
 def test_asam_on_all_weights():
     golden = Golden("asam-everywhere")
-    golden.walk(steppe.ASAM(rho=golden.radius, eta=golden.settings["eta"]))
+    golden.compare(steppe.ASAM(rho=golden.radius, eta=golden.settings["eta"]))
 
 
 def test_asam_with_biases_is_published_code_with_their_group_not_adaptive():
     """ASAM's own code has T = 1 for whatever is not named "weight"."""
     golden = Golden("asam-biases")
     golden.adaptive = lambda p: p.dim() > 1
-    golden.walk(steppe.ASAM(**pick(golden.settings, "rho", "eta")))
+    golden.compare(steppe.ASAM(**pick(golden.settings, "rho", "eta")))
 
 
 # The universal class: the recorded directions are drawn again
@@ -152,7 +152,7 @@ UNIVERSAL = {
 
 
 @pytest.mark.parametrize("name", ["trace", "trace-many", "frob", "frob-many", "det", "det-many"])
-def test_universal_steps_are_the_published_ones(name, monkeypatch):
+def test_universal_steps_equal_the_published_ones(name, monkeypatch):
     golden = Golden(name)
     rows = iter(golden.record["draws"])
     asked = []
@@ -163,7 +163,7 @@ def test_universal_steps_are_the_published_ones(name, monkeypatch):
 
     monkeypatch.setattr(Draws, "normal", draw)
     monkeypatch.setattr(Draws, "uniform", draw)
-    golden.walk(UNIVERSAL[name.removesuffix("-many")](golden.settings))
+    golden.compare(UNIVERSAL[name.removesuffix("-many")](golden.settings))
     assert next(rows, None) is None  # as many draws as theirs
     width = golden.settings.get("half_cube_len")
     assert set(asked) == {() if width is None else (-width, width)}
@@ -193,7 +193,7 @@ def test_ssam_masks_and_steps():
 
 
 def test_ssam_steps_with_published_masks(monkeypatch):
-    """Untouched published code. Its first sample's gradient has SAM's gradient on top, so its masks are replayed."""
+    """Published code without changes. It adds SAM's gradient to that of its first sample, so its masks are replayed."""
     golden = Golden("ssam")
     made = iter(golden.record["masks"][1 :: golden.settings["every"]])  # those used from the step after on
 
@@ -201,25 +201,25 @@ def test_ssam_steps_with_published_masks(monkeypatch):
         return golden.vector(next(made), like.space)
         yield
 
-    monkeypatch.setattr(steppe.SSAM, "_fisher", replay)
-    golden.walk(ssam(golden, published=True))
+    monkeypatch.setattr(steppe.SSAM, "_fisher_mask", replay)
+    golden.compare(ssam(golden, published=True))
 
 
 def test_ssam_published_masks_and_steps():
-    """Published order, with that gradient cleared away: the mask is of the weights after the step."""
+    """Published order, with that gradient cleared: the mask is computed at the weights after the step."""
     golden = Golden("ssam-clean")
-    golden.walk(ssam(golden, published=True))
+    golden.compare(ssam(golden, published=True))
 
 
 # The learning rate that sets itself
 
 
 @pytest.mark.parametrize("name", ["sasam", "sasgd", "sasam-src"])
-def test_smoothness_adaptive_steps_are_the_published_ones(name):
+def test_smoothness_adaptive_steps_equal_the_published_ones(name):
     golden = Golden(name)
     method = steppe.SASGD if name == "sasgd" else steppe.SASAM
     # "sasam-src" is the paper's own optimizer, where 1e-8 guards the norm too (called in the order of its training
     # loop, which itself did not run). The others are its repository's second copy, which has our 1e-12 there, without
     # the adaptive scaling its script turns on, at learning rates where either side of the minimum in (1) is taken.
     tolerance = 1e-8 if name == "sasam-src" else TOLERANCE
-    golden.walk(method(delta=golden.settings["amplifier"], published=True), tolerance)
+    golden.compare(method(delta=golden.settings["amplifier"], published=True), tolerance)

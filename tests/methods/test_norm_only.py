@@ -12,7 +12,7 @@ from steppe import ASAM, GAM, MSAM, SAM, TraceSAM, norm_only
 
 
 class ScaleNorm(nn.Module):
-    """A normalisation layer of somebody's own."""
+    """A user's own normalisation layer."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -23,7 +23,7 @@ class ScaleNorm(nn.Module):
 
 
 class NormedBlock(nn.Module):
-    """Has a norm inside, and is none."""
+    """Contains a normalisation layer, but is not one."""
 
     def __init__(self):
         super().__init__()
@@ -70,11 +70,11 @@ def test_every_parameter_is_in_one_group():
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm2d(4), nn.InstanceNorm1d(4, affine=True), nn.GroupNorm(2, 4)])
-def test_torch_s_layers_are_known(layer):
+def test_normalisation_layers_of_torch_are_recognised(layer):
     model = nn.ModuleList([nn.Linear(2, 2), layer])
     assert [id(p) for p in norm_only(model)[0]["params"]] == [id(p) for p in layer.parameters()]
 
 
-def test_a_model_without_such_a_layer_is_refused():
+def test_a_model_without_normalisation_layers_is_refused():
     with pytest.raises(ValueError, match="no normalisation layer with parameters"):
         norm_only(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False)))

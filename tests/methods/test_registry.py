@@ -1,4 +1,4 @@
-"""One file is one method: names, what a class may not be called, and a file dropped into the folder."""
+"""One file is one method: names, reserved names, and a new file in the folder of methods."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_numbers_are_recognised_by_type_and_not_by_text():
     assert Mine(c="anything").c == "anything"  # pyright: ignore[reportArgumentType]
 
 
-def test_numbers_of_the_library_s_methods():
-    """Every field with a default that is a float, but those that a program's shape depends on, may be a schedule."""
+def test_which_fields_of_the_library_may_be_schedules():
+    """Every field with a float as default may be a schedule, except those that change the sequence of operations."""
     fixed = {("SSAM", "sparsity")}
     for cls in registry.own_methods():
         for f in fields(cls):
@@ -86,7 +86,7 @@ def test_numbers_of_the_library_s_methods():
 
 
 METHOD = '''
-"""A method of somebody's own."""
+"""A user's own method."""
 
 from __future__ import annotations
 

@@ -59,14 +59,14 @@ def test_every_runs_on_every_kth_step():
     assert turns_of(lambda m: Every(2.5, m)) == [0, 3, 5, 8, 10]
 
 
-def test_random_runs_where_it_was_chosen():
+def test_random_runs_on_the_chosen_steps():
     assert turns_of(lambda m: Random(m, p=0.5, seed=3)) == [s for s in range(12) if chosen(s, 0.5, 3)]
     assert turns_of(lambda m: Random(m, p=0.0)) == []
     assert turns_of(lambda m: Random(m, p=1.0)) == list(range(12))
 
 
 def test_a_choice_depends_on_seed_and_step_alone():
-    """These numbers must not change in any version: a run that is resumed goes on with them."""
+    """These numbers must not change in any version: a resumed run depends on them."""
     first = [s for s in range(30) if chosen(s, 0.3, 0)]
     assert first == [0, 1, 2, 6, 9, 10, 14, 21, 23, 26, 28]
     assert [chosen_before(s, 0.3, 0) for s in (30, 0, 12)] == [len(first), 0, sum(s < 12 for s in first)]
@@ -113,6 +113,6 @@ def test_a_share_of_training_becomes_a_step():
         (lambda: Every(2, SAM(), between=None), "between must be"),  # pyright: ignore[reportArgumentType]
     ],
 )
-def test_what_is_refused(make, match):
+def test_wrong_settings_are_refused(make, match):
     with pytest.raises(ValueError, match=match):
         make()

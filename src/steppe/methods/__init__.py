@@ -1,4 +1,4 @@
-"""One file a method. A file that is put into this folder is found; nothing else has to name it."""
+"""The methods, one file each. Every file in this folder is imported: a new method need not be listed anywhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .registry import by_name, find, load_all, method_names
 
-if TYPE_CHECKING:  # for editors and type checkers, which do not run code; whoever is not here works all the same
+if TYPE_CHECKING:  # for editors and type checkers, which run no code; a method that is missing here works as well
     from .arwp import ARWP, MARWP
     from .asam import ASAM
     from .crsam import CRSAM

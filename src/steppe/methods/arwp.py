@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,29 +18,29 @@ from .plain import Plain
 class ARWP(Method):
     """Adaptive random weight perturbation (Li, Tao, Yan et al.; TMLR 2024; OpenReview WbbgOHpoPX): one look.
 
-    Looks from a random point near w. A filter f (what one output of a layer depends on: a row of its first dimension)
-    is moved in proportion to its own norm, and less where gradients were large:
+    Looks at a random point near w. A filter f (the weights of one output of a layer: a slice along the first dimension)
+    is perturbed in proportion to its own norm, and less if its gradients were large:
 
         n_f = σ ‖w_f‖ ξ_f / √(1 + η F_f),   ξ ~ N(0, I)                     (1)
         d   = g(w + n)                                                      (2)
         F   ← β F + d²,   F = 0 before the first step                       (3)
 
-    F_f is the sum of F over the filter. A tensor of one dimension (a bias, a scale) has one norm for all of it and an
-    F for each entry.
+    F_f is the sum of F over the filter. A tensor of one dimension (a bias, a scale) has one norm for the whole tensor
+    and an F for each entry.
 
-    σ grows by a cosine in published code, from 0.001 to 0.011: a schedule. The step's only look is away from w: the
-    loss that is reported is the loss there, and so are BatchNorm's statistics. A trainer that runs the first pass
-    itself cannot use it. `MARWP` looks at w too.
+    In published code σ grows by a cosine from 0.001 to 0.011: use a schedule. The step's only look is away from w: the
+    reported loss and BatchNorm's statistics are those there. A trainer that runs the first pass itself cannot use it.
+    `MARWP` looks at w too.
 
     Limits: σ = 0 gives the base optimizer.
 
     Published code adds and subtracts n in the weights' own precision; here the weights are restored exactly. Its
-    classes have η 1 and β 0.9, its scripts η 0.1 and β 0.99, the defaults here. A parameter that is split within its
-    rows (tensor parallelism) is refused; rows that are spread over ranks, as in FSDP2, are not.
+    classes have η 1 and β 0.9, its scripts η 0.1 and β 0.99, the defaults here. Parameters that are sharded along their
+    first dimension (FSDP2) are supported; those that are sharded along another one (tensor parallelism) raise an error.
 
     Args:
         sigma (share of a filter's norm, ≥ 0): Standard deviation of the noise of each weight.
-        eta (number, ≥ 0): How much less the noise is where gradients were large; 0: no less.
+        eta (number, ≥ 0): How strongly large gradients reduce the noise; 0: not at all.
         beta (factor a step, ≥ 0): Decay of the sum of squared gradients.
     """
 
@@ -90,8 +91,8 @@ class MARWP(ARWP):
 
         d = λ g_X̄(w + n) + (1 − λ) g_X(w)
 
-    The auxiliary batch X̄ should be one that the step does not have yet: ``with_auxiliary(loader, "fresh")``. The two
-    looks do not depend on each other: a captured step runs them side by side. Limits: λ = 0 gives the base optimizer.
+    The auxiliary batch X̄ should not be the batch of the step: ``with_auxiliary(loader, "fresh")``. The two looks are
+    independent: a captured step runs them side by side. Limits: λ = 0 gives the base optimizer.
 
     Args:
         lam (share, ≥ 0): Weight of the gradient at the perturbed point; the gradient at w has the rest.
@@ -110,9 +111,14 @@ class MARWP(ARWP):
 
     def looks(self, ctx: Context) -> Looks:
         """Both looks, and equation (3) of `ARWP`."""
-        here, there = yield (HERE if at is None else Look(at(ctx), batch="auxiliary") for at in (None, self._noise))
+        here, there = yield self._two_looks(ctx)
         self._remember(ctx, there.grad)
         return self.lam * there.grad + (1 - self.lam) * here.grad
+
+    def _two_looks(self, ctx: Context) -> Iterator[Look]:
+        """Two independent looks. An iterator, so that the noise is drawn only after the first look."""
+        yield HERE
+        yield Look(self._noise(ctx), batch="auxiliary")
 
     @classmethod
     def variants(cls) -> list[Method]:
@@ -124,41 +130,42 @@ class MARWP(ARWP):
 
 
 def filter_norms(w: Vector) -> list[Tensor]:
-    """‖w_f‖ of every row of tensors with two or more dimensions, and of the whole of the others."""
-    _require_whole_rows(w.space)
+    """‖w_f‖ of every filter of tensors with two or more dimensions; the norm of the whole tensor for others."""
+    _require_whole_filters(w.space)
     return [t.sqrt() for t in filter_sums(w**2, each_entry=False)]
 
 
 def filter_sums(v: Vector, each_entry: bool = True) -> list[Tensor]:
-    """Sums over the rows of tensors with two or more dimensions; of the others each entry itself, or one sum."""
+    """Sums over every filter of tensors with two or more dimensions; for others each entry itself, or one sum."""
     sums = []
     for t in v.tensors:
         if t.dim() > 1:
             sums.append(t.sum(dim=tuple(range(1, t.dim())), keepdim=True))
         else:
             sums.append(t if each_entry else t.sum())
-    return sums if each_entry else _with_other_shards(sums, v.space)
+    return sums if each_entry else _summed_over_shards(sums, v.space)
 
 
-def _with_other_shards(sums: list[Tensor], space: Space) -> list[Tensor]:
-    """The sums over whole tensors of one dimension, with what other ranks hold of them."""
+def _summed_over_shards(sums: list[Tensor], space: Space) -> list[Tensor]:
+    """The sums of tensors of one dimension, over all ranks that hold shards of them."""
     by_groups: dict[Groups, list[int]] = {}
     for i, p in enumerate(space.params):
         if p.dim() < 2 and (groups := shard_groups(p)):
             by_groups.setdefault(groups, []).append(i)
-    for groups, places in by_groups.items():
-        total = torch.stack([sums[i] for i in places])
+    for groups, indices in by_groups.items():
+        total = torch.stack([sums[i] for i in indices])
         for group in groups:
             torch.distributed.all_reduce(total, group=group)
-        for i, value in zip(places, total, strict=True):
+        for i, value in zip(indices, total, strict=True):
             sums[i] = value
     return sums
 
 
-def _require_whole_rows(space: Space) -> None:
+def _require_whole_filters(space: Space) -> None:
+    """Raise for parameters that are sharded along another dimension than the first."""
     for p in space.params:
         if sharded(p) and p.dim() > 1 and any(not (s.is_replicate() or s.is_shard(0)) for s in p.placements):
             raise RuntimeError(
-                f"ARWP needs the norms of filters, and a parameter of shape {tuple(p.shape)} is split within them "
-                f"({p.placements}): split it over its first dimension, as FSDP2 does, or take another method"
+                f"ARWP needs the norms of whole filters, but a parameter of shape {tuple(p.shape)} has the placements "
+                f"{p.placements}: shard it along its first dimension, as FSDP2 does, or use another method"
             )

@@ -12,8 +12,8 @@ from .plain import Plain
 class ASAM(Method):
     """Adaptive SAM (Kwon, Kim, Park, Choi; ICML 2021; arXiv 2102.11600).
 
-    SAM in a ball that follows the weights' own sizes, so that rescaling a layer and its successor against
-    each other changes nothing:
+    SAM in a ball that scales with the weights, so that rescaling a layer and its successor against each other
+    changes nothing:
 
         T = |w| + η                                                         (1)
         e = ρ T² g(w)/‖T g(w)‖                                              (2)
@@ -41,7 +41,7 @@ class ASAM(Method):
     nonnegative = ("rho", "eta")
 
     def looks(self, ctx: Context) -> Looks:
-        """Equations (1) to (3). Written so that neither g nor e is held while looking there."""
+        """Equations (1) to (3). Written so that neither g nor e is held in memory during the second look."""
         there = yield Look(self.rho * adaptive_ascent((yield HERE).grad, ctx.w, self.eta))
         ctx.note_gap()
         return there.grad

@@ -12,7 +12,7 @@ from .sam import SAM
 class CRSAM(Method):
     """Curvature Regularized SAM (Wu, Luo, Wunsch; AAAI 2024; arXiv 2312.13555), as its published code computes it.
 
-    SAM, plus the gradients of the second and the first difference of the loss along the ascent:
+    SAM, plus the gradients of the second and of the first difference of the loss along the ascent direction:
 
         e = ρ g/‖g‖,   g₊ = g(w + e),   g₋ = g(w − e)                       (1)
         d = g₊ + γ (g₊ + g₋ − 2g) + β (g₊ − g₋)                             (2)

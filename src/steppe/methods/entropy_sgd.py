@@ -6,23 +6,24 @@ import math
 from dataclasses import dataclass
 
 from ..method import HERE, Context, Look, Looks, Method, Number
+from . import require
 
 
 @dataclass(frozen=True)
 class EntropySGD(Method):
     """Entropy-SGD (Chaudhari et al.; ICLR 2017; arXiv 1611.01838).
 
-    Descends local entropy: a Langevin walk x explores around w, held to it with strength γ, and w moves towards
-    the walk's running mean μ. From x = μ = w, on a new batch each time:
+    Descends local entropy: a Langevin walk x explores the neighbourhood of w, tied to it with strength γ, and w moves
+    towards the walk's running mean μ. From x = μ = w, on a new batch each time:
 
         x ← x − η' (g(x) − γ (w − x)) + √η' ε N(0, I)                       (1)
         μ ← a μ + (1 − a) x                                                 (2)
         d = γ (w − μ)                                                       (3)
 
-    The first gradient is taken on the step's batch at w, the other L on the auxiliary batch, whose closure
-    should take a new one at each call, from an iterator (``next(batches)``): all looks of a step begin with the
-    same random state, so what a closure draws from torch's own generator is the same in all of them. Weights that
-    no look moves (``perturb=False``) take part in the walk, but gradients are seen where they are.
+    The first gradient is taken on the step's batch at w, the other L on the auxiliary batch. Its closure should take
+    a new batch at each call, from an iterator (``next(batches)``): all looks of a step start with the same random
+    state, so that a batch drawn by torch's generator would be the same in all of them. Weights with ``perturb=False``
+    take part in the walk, but gradients are computed at their current values.
 
     Published code leaves the factor γ out of (3), which changes the meaning of the learning rate only, and walks
     with Nesterov momentum.
@@ -49,8 +50,7 @@ class EntropySGD(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.L, int) or self.L < 0:
-            raise ValueError(f"EntropySGD: L must be a whole number of Langevin steps, not {self.L!r}")
+        require.whole_number(self, "L", least=0)
 
     @property
     def cost(self) -> float:

@@ -16,7 +16,7 @@ from .some_steps import PLAIN, _OnSomeSteps
 
 @dataclass(frozen=True)
 class Every(_OnSomeSteps):
-    """Any method on every k-th step, another (the plain gradient) between (Zhang et al., CVPR 2023, section 5.5).
+    """A method on every k-th step, another (the plain gradient) on the others (Zhang et al., CVPR 2023, section 5.5).
 
     k may be fractional: ``Every(1 / 0.3, method)`` runs on 30% of the steps, evenly spread. Each of the two methods
     counts only its own steps. Limits: k = 1 gives the method itself.
@@ -49,10 +49,10 @@ class Every(_OnSomeSteps):
         return self.k
 
     def _active(self, step: int) -> tuple[bool, int]:
-        turn = math.floor(step / self.k)
-        if step > 0 and turn == math.floor((step - 1) / self.k):
-            return False, turn + 1
-        return True, turn
+        own_steps = math.floor(step / self.k)
+        if step > 0 and own_steps == math.floor((step - 1) / self.k):
+            return False, own_steps + 1
+        return True, own_steps
 
     @classmethod
     def variants(cls) -> list[Method]:

@@ -13,7 +13,8 @@ from .sam import SAM
 class FSAM(Method):
     """Friendly SAM (Li, Zhou, He, Cheng, Huang; CVPR 2024; arXiv 2403.12350).
 
-    Perturbs along what is special to this batch: its gradient less a running mean that stands for the full one.
+    Perturbs along the part of the gradient that is specific to this batch: the gradient minus a running mean of
+    gradients, which stands for the full gradient.
 
         e   = ρ u/‖u‖,   u = g − σ m_{t−1},   d = g(w + e)                  (1)
         m_t = λ m_{t−1} + (1 − λ) g,   m_0 = g                              (2)
@@ -22,7 +23,7 @@ class FSAM(Method):
 
     Args:
         rho (distance, ≥ 0): The radius: how far from the weights the second gradient is taken.
-        sigma (number): How much of the running mean is taken away from the gradient before the ascent.
+        sigma (number): How much of the running mean is subtracted from the gradient before the ascent.
         lam (share): How much of the running mean of gradients each step keeps.
     """
 
@@ -31,7 +32,7 @@ class FSAM(Method):
     lam: Number = 0.9
 
     paper = "arXiv 2403.12350"
-    advice = "SAM that perturbs along what is special to the batch, not along the full gradient."
+    advice = "SAM that perturbs along what is specific to the batch, not along the full gradient."
     ranges = "sigma 1, lam 0.6 to 0.95."
     cost = 2
     copies = 3

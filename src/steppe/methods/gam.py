@@ -14,6 +14,7 @@ from torch.optim import Adam, Optimizer
 
 from ..method import HERE, HVP, Context, Look, Looks, Memory, Method, Number, Seen
 from ..vector import TINY, Space, Vector, unit
+from . import require
 from .sam import SAM
 
 ADAM = partial(Adam, lr=1e-3)  # the γ-optimizer of the document
@@ -106,21 +107,19 @@ class GAM(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.T, int) or self.T < 1:
-            raise ValueError(f"GAM: T must be a whole number, at least 1, not {self.T!r}")
+        require.whole_number(self, "T")
+        require.whole_number(self, "period")
+        require.one_of(self, "discrepancy", "dot", "squared", "cosine")
+        require.one_of(self, "reference", "perturbed", "weights")
+        require.one_of(self, "directions", "raw", "sized", "unit")
         if isinstance(self.eps, (int, float)) and self.eps <= 0:
             raise ValueError(f"GAM: eps must be positive, not {self.eps}")
-        _require_one_of("discrepancy", self.discrepancy, "dot", "squared", "cosine")
-        _require_one_of("reference", self.reference, "perturbed", "weights")
-        _require_one_of("directions", self.directions, "raw", "sized", "unit")
         if self.normalize and self.directions == "unit":
-            raise ValueError('GAM: normalize=True is directions="sized": give one of the two')
-        if not isinstance(self.period, int) or self.period < 1:
-            raise ValueError(f"GAM: period must be a whole number of steps, at least 1, not {self.period!r}")
-        if self.gamma is not None and (not hasattr(self.gamma, "__len__") or not all(map(_is_fixed, self.gamma))):
+            raise ValueError('GAM: normalize=True means directions="sized", which contradicts "unit": drop one of them')
+        if self.gamma is not None and (not hasattr(self.gamma, "__len__") or not all(map(_is_valid, self.gamma))):
             raise ValueError(f"GAM: fixed coefficients gamma must be finite numbers, T of them, not {self.gamma!r}")
         if self.gamma is not None and len(self.gamma) != self.T:
-            raise ValueError(f"GAM: {len(self.gamma)} fixed coefficients gamma for T = {self.T}")
+            raise ValueError(f"GAM: {len(self.gamma)} fixed coefficients gamma for T = {self.T}: give T of them")
 
     @property
     def cost(self) -> float:
@@ -150,38 +149,41 @@ class GAM(Method):
             d.append(self._sized((there.grad - here.grad).perturbed() / self.eps, d[0]))
             del there
         gamma = ctx.memory["gamma"] if self.gamma is None else self.gamma
-        at = Look(_sum(gamma, d))
+        at = Look(_weighted_sum(gamma, d))
         if self.gamma is not None or ctx.step % self.period:
             return (yield at).grad
-        seen, u = yield from self._pull(at)
-        self._learn(ctx, torch.stack([d_t @ u for d_t in d]))
+        seen, u = yield from self._look_and_differentiate(at)
+        self._update_gamma(ctx, torch.stack([d_t @ u for d_t in d]))
         return seen.grad
 
     def _first(self, g: Vector) -> Vector:
+        """d¹."""
         return unit(g) if self.directions == "unit" else g
 
     def _sized(self, d_t: Vector, d_1: Vector) -> Vector:
+        """dᵗ with the length that `directions` asks for."""
         if self.directions == "unit":
             return unit(d_t)
         return d_t * (d_1.norm() / (d_t.norm() + TINY)) if self.normalize or self.directions == "sized" else d_t
 
-    def _pull(self, at: Look) -> Generator[Any, Any, tuple[Seen, Vector]]:
-        """What is seen at ŵ, and u: what ∂Δ/∂γ_t is the product of dᵗ with."""
+    def _look_and_differentiate(self, at: Look) -> Generator[Any, Any, tuple[Seen, Vector]]:
+        """What is seen at ŵ, and the vector u with ∂Δ/∂γ_t = dᵗ·u."""
         other = Look(at.offset if self.reference == "perturbed" else None, batch="auxiliary")
         seen, seen_other = yield at, other
         g, g_bar = seen.grad.perturbed(), seen_other.grad.perturbed()
         squared = self.discrepancy == "squared"
-        u = yield HVP(_toward(self.discrepancy, g, g_bar), at, seen)
+        u = yield HVP(_discrepancy_gradient(self.discrepancy, g, g_bar), at, seen)
         if self.reference == "weights":  # ḡ does not depend on γ
             return seen, 2 * u if squared else -u
         pair = (g, g_bar) if squared else (g_bar, g)
-        u_bar = yield HVP(_toward(self.discrepancy, *pair), other, seen_other)
+        u_bar = yield HVP(_discrepancy_gradient(self.discrepancy, *pair), other, seen_other)
         return seen, 2 * (u - u_bar) if squared else -(u + u_bar)
 
-    def _learn(self, ctx: Context, slope: Tensor) -> None:
-        """A step of the γ-optimizer. Its own first step makes its state: SGD's dampening, for one, is not for that."""
+    def _update_gamma(self, ctx: Context, slope: Tensor) -> None:
+        """Take a step of the γ-optimizer along the slope ∂Δ/∂γ."""
+        # In the first step the optimizer makes its own state: SGD, for example, applies no dampening in its first step.
         names = [name for name in ctx.memory if name == "gamma" or (ctx.step and name.startswith("gamma."))]
-        state = stepped(self._optimizer, {name: ctx.memory[name] for name in names}, slope)
+        state = optimizer_step(self._optimizer, {name: ctx.memory[name] for name in names}, slope)
         ctx.remember(**state)
         ctx.metrics.update(gamma=state["gamma"], slope=slope)
 
@@ -191,7 +193,7 @@ class GAM(Method):
         if self.lr_times_period:
             group["lr"] *= self.period
         if params[0].is_cuda and "fused" in group and group["foreach"] is None:
-            group["fused"] = True  # one kernel, and all of its state on the device
+            group["fused"] = True  # one kernel, with all state on the device
             if "capturable" in group:
                 group["capturable"] = True
         return optimizer
@@ -207,10 +209,11 @@ class GAM(Method):
             return {}
         param = torch.nn.Parameter(space.zero().repeat(self.T))
         optimizer = self._optimizer([param])
-        state = optimizer.state[param] = _AsMade(optimizer.state.get(param, {}))
+        state = optimizer.state[param] = _InitialState(optimizer.state.get(param, {}))
         param.grad = torch.zeros_like(param)
         optimizer.step()  # makes its state
-        return {"gamma": torch.zeros_like(param.grad), **{f"gamma.{name}": value for name, value in state.made.items()}}
+        initial = {f"gamma.{name}": value for name, value in state.initial.items()}
+        return {"gamma": torch.zeros_like(param.grad), **initial}
 
     @classmethod
     def variants(cls) -> list[Method]:
@@ -245,37 +248,37 @@ def transformation(gamma: Sequence[float] | Tensor, eigenvalues: Tensor) -> Tens
     return eigenvalues + sum(g * eigenvalues ** (t + 2) for t, g in enumerate(gamma))
 
 
-class _AsMade(dict):
-    """An optimizer's state that also knows what its entries were when they were made: a step changes them in place."""
+class _InitialState(dict):
+    """An optimizer's state that also keeps the initial values of its entries, which a step changes in place."""
 
     def __init__(self, entries: dict[str, Any]):
         super().__init__()
-        self.made: dict[str, Tensor] = {}
+        self.initial: dict[str, Tensor] = {}
         for name, value in entries.items():
             self[name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor):
-            self.made.setdefault(name, value.detach().clone())
+            self.initial.setdefault(name, value.detach().clone())
         super().__setitem__(name, value)
 
 
-def stepped(make: Callable[[list[Tensor]], Optimizer], state: dict[str, Any], grad: Tensor) -> dict[str, Tensor]:
-    """One step of a torch optimizer on "gamma", as a function of its state: nothing is changed in place."""
+def optimizer_step(make: Callable[[list[Tensor]], Optimizer], state: dict[str, Any], grad: Tensor) -> dict[str, Tensor]:
+    """The state after one step of a torch optimizer on "gamma". The given state is not changed."""
     param = torch.nn.Parameter(state["gamma"].clone())
     optimizer = make([param])
     saved = {name.removeprefix("gamma."): v.clone() for name, v in state.items() if name.startswith("gamma.")}
     if saved:
-        fused = optimizer.param_groups[0].get("fused")  # then the count of steps is on the device, else on the CPU
+        fused = optimizer.param_groups[0].get("fused")  # then its step count is on the device, else on the CPU
         optimizer.state[param] = {k: v.to(param.device) if fused else v for k, v in saved.items()}
     param.grad = grad.to(param.dtype)
     optimizer.step()
-    made = {f"gamma.{name}": v for name, v in optimizer.state[param].items() if isinstance(v, Tensor)}
-    return {"gamma": param.detach(), **made}
+    new = {f"gamma.{name}": v for name, v in optimizer.state[param].items() if isinstance(v, Tensor)}
+    return {"gamma": param.detach(), **new}
 
 
-def _toward(discrepancy: str, g: Vector, g_bar: Vector) -> Vector:
-    """∂Δ/∂g, up to the factor −1 ("dot", "cosine") or 2 ("squared")."""
+def _discrepancy_gradient(discrepancy: str, g: Vector, g_bar: Vector) -> Vector:
+    """∂Δ/∂g, without the factor −1 ("dot", "cosine") or 2 ("squared")."""
     if discrepancy == "dot":
         return g_bar
     if discrepancy == "squared":
@@ -285,19 +288,15 @@ def _toward(discrepancy: str, g: Vector, g_bar: Vector) -> Vector:
     return (g_bar / size_bar - cos / size * g) / size
 
 
-def _require_one_of(name: str, value: object, *known: str) -> None:
-    if value not in known:
-        choices = " or ".join((", ".join(f'"{one}"' for one in known[:-1]), f'"{known[-1]}"'))
-        raise ValueError(f"GAM: {name} must be {choices}, not {value!r}")
-
-
-def _is_fixed(coefficient: object) -> bool:
+def _is_valid(coefficient: object) -> bool:
+    """Whether a fixed coefficient is a finite number, or a tensor. Reading a tensor's value would synchronise."""
     if isinstance(coefficient, (int, float)):
         return math.isfinite(coefficient)
-    return isinstance(coefficient, Tensor)  # whose value is not to be looked at
+    return isinstance(coefficient, Tensor)
 
 
-def _sum(gamma: Sequence[float] | Tensor, d: list[Vector]) -> Vector:
+def _weighted_sum(gamma: Sequence[float] | Tensor, d: list[Vector]) -> Vector:
+    """Σ_t γ_t dᵗ."""
     total = gamma[0] * d[0]
     for g, d_t in zip(gamma[1:], d[1:], strict=True):
         total = total + g * d_t

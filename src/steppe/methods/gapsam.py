@@ -9,34 +9,36 @@ from torch import Tensor
 
 from ..method import HERE, Context, Look, Looks, Memory, Method, Number, ascent
 from ..vector import TINY, Space
+from . import require
 
 
 @dataclass(frozen=True)
 class GapSAM(Method):
-    """SAM whose perturbation raises the training loss as much as generalisation does: no radius to choose.
+    """SAM whose radius is set by the generalisation gap, measured on held-out examples: no radius to choose.
 
-    A look uphill raises the training loss; so does every example that training has not seen. The radius is kept where
-    the first is `times` the second, measured on a batch X̄ that is held out of training:
+    The loss rises at SAM's perturbed point, and it is higher on examples that training has not seen. The radius is
+    adjusted so that the first rise is `times` the second, which is measured on a batch X̄ that is held out of training:
 
         rise = L_X(w + ρĝ) − L_X(w),   gap = L_X̄(w) − L_X(w)                (1)
         every `period`-th step:   log ρ ← log ρ + rate · [log(target / rise)]₋₁¹           (2)
         target = min(times · gap, ceiling · (L̄₀ − L_X(w)))                  (3)
         d = g_X(w + ρĝ)                                                     (4)
 
-    L_X and rise in (2) are means over all steps since the last update, and all three are running means over updates
-    (`decay`). Where there is no gap, ρ falls to `least`, which hardly changes a step; it starts there. Losses alone are
-    compared: no second gradient, no difference of gradients, nothing that mixed precision blurs.
+    L_X and rise in (2) are means over all steps since the last update, and all three quantities are running means over
+    updates (`decay`). ρ starts at `least`, which hardly changes a step, and falls back to it if there is no gap. Only
+    losses are compared: no second gradient, no difference of gradients, nothing that suffers from mixed precision.
 
-    L̄₀ is the held-out loss before the first step, about the loss of guessing. Where the perturbed net is no better than
-    a guess, guessing is what it teaches: without (3) four of five trainings of MLP-3 on CIFAR-10 with 40 % wrong labels
-    fell, two of them to 10 %. A net that starts trained has a low L̄₀: ρ stays small until the loss is below it.
+    L̄₀ is the held-out loss before the first step, about that of random guesses. Where the perturbed net is no better
+    than guessing, its gradient teaches guessing: without (3) four of five trainings of MLP-3 on CIFAR-10 with 40 %
+    wrong labels broke down, two of them to 10 %. A net that is already trained has a low L̄₀: ρ stays small until the
+    loss is below it.
 
-    Give it as auxiliary a batch that training never sees: of a validation set, if there is one anyway; else of
-    examples held out (`steppe.hold_out`; ``--auxiliary held-out:500`` in the lab). To train on nearly all of them, hold
-    out others in passes 1, 2, 4, 8 …: those held out must be long unseen, and with others in every pass or every fourth
-    the gap is not seen. How many decides how well the gap is known: its error is the loss's spread over the square root
-    of their number. With a hundred examples and half of the labels wrong that is as large as the gap itself, early in
-    training.
+    As the auxiliary batch, use examples that training never sees: a validation set if there is one, else held-out
+    examples (`steppe.hold_out`; ``--auxiliary held-out:500`` in the lab). To train on nearly all examples,
+    change the held-out ones in passes 1, 2, 4, 8 …: they must have been unseen for long, and if they change in every
+    pass or every fourth, the gap does not show. Their number decides how precisely the gap is known: its error
+    is the spread of the loss over the square root of their number. With a hundred examples and half of the labels
+    wrong, that is as large as the gap itself early in training.
 
     Limits: ``times=0`` is SAM at `least`.
 
@@ -50,7 +52,7 @@ class GapSAM(Method):
     LE-SAM fixes the rise; LETS (arXiv 2408.08222) learns ρ by the gradient of ½(L_val − L_train)² after the step.
 
     Args:
-        times (factor, ≥ 0): The rise of the loss that is aimed at, in multiples of the gap.
+        times (factor, ≥ 0): The target for the rise of the loss, in multiples of the gap.
         period (steps, ≥ 1): The radius is updated on every `period`-th step, with one look at the held-out batch.
         rate (number, ≥ 0): The largest change of log ρ in one update.
         decay (share, 0 to 1): How much of the running means each update keeps.
@@ -78,14 +80,13 @@ class GapSAM(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.period, int) or self.period < 1:
-            raise ValueError(f"GapSAM: period must be a whole number of steps, at least 1, not {self.period!r}")
+        require.whole_number(self, "period")
         if isinstance(self.decay, (int, float)) and not 0 <= self.decay < 1:
             raise ValueError(f"GapSAM: decay must be at least 0 and below 1, not {self.decay!r}")
 
     @property
     def cost(self) -> float:
-        """SAM's looks, and one at the held-out batch when ρ moves."""
+        """SAM's looks, and one at the held-out batch when ρ is updated."""
         return 2 + 1 / self.period
 
     def looks(self, ctx: Context) -> Looks:
@@ -103,15 +104,16 @@ class GapSAM(Method):
         assert held is not None
         new = {"mean_loss": loss / count, "mean_rise": rise / count, "mean_held": held}
         kept = {name: self.decay * memory[name] + (1 - self.decay) * value for name, value in new.items()}
-        weight = self.decay * memory["weight"] + (1 - self.decay)  # the means began at zero
+        weight = self.decay * memory["weight"] + (1 - self.decay)  # corrects for means that started at zero
         first = torch.where(memory["weight"] == 0, held, memory["first_held"])
-        rho = self._moved(memory["rho"], first, *(kept[name] / weight for name in new))
+        rho = self._updated_radius(memory["rho"], first, *(kept[name] / weight for name in new))
         zero = torch.zeros_like(loss)
         ctx.remember(rho=rho, loss=zero, rise=zero, count=zero, weight=weight, first_held=first, **kept)
         ctx.metrics.update(rho=rho, gap=(kept["mean_held"] - kept["mean_loss"]) / weight)
         return there.grad
 
-    def _moved(self, rho: Tensor, first: Tensor, loss: Tensor, rise: Tensor, held: Tensor) -> Tensor:
+    def _updated_radius(self, rho: Tensor, first: Tensor, loss: Tensor, rise: Tensor, held: Tensor) -> Tensor:
+        """Equations (2) and (3)."""
         target = torch.minimum(self.times * (held - loss), self.ceiling * (first - loss))
         ratio = torch.log(target.clamp(min=TINY) / rise.clamp(min=TINY))
         return (rho * torch.exp(self.rate * ratio.clamp(-1.0, 1.0))).clamp(self.least, self.most)

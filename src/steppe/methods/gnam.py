@@ -7,6 +7,7 @@ from typing import Literal
 
 from ..method import HERE, HVP, Context, Look, Looks, Memory, Method, Number, ascent, remembered_vectors, reusing
 from ..vector import Space, reject
+from . import require
 from .plain import Plain
 from .sam import SAM
 
@@ -15,8 +16,8 @@ from .sam import SAM
 class GNAM(Method):
     """Gradient Norm Aware Minimization (Zhang et al.; CVPR 2023; arXiv 2303.03108), Algorithm 1.
 
-    The paper calls it GAM; here that name is Generalization Aware Minimization's. Adds the gradient of the
-    first-order flatness, ρ times the largest gradient norm in a ball, to that of an oracle loss:
+    The paper calls it GAM; here GAM is Generalization Aware Minimization. Adds the gradient of the first-order
+    flatness, ρ times the largest gradient norm in a ball, to that of an oracle loss:
 
         f      = H(w) g/‖g‖                                                 (1)
         w_adv  = w + ρ f/‖f‖                                                (2)
@@ -57,7 +58,7 @@ class GNAM(Method):
 
     @property
     def copies(self) -> int:
-        """w, g, g(w_adv) and a direction; with an oracle its direction and what it remembers, or g beside its own."""
+        """w, g, g(w_adv) and a direction; with an oracle also its direction and memory, or g and its copies."""
         return 4 if self.oracle is None else max(5 + remembered_vectors(self.oracle), 1 + self.oracle.copies)
 
     @property
@@ -79,7 +80,7 @@ class GNAM(Method):
         return 0 if self.oracle is None else self.oracle.phase(step)
 
     def memory(self, space: Space) -> Memory:
-        """The oracle's."""
+        """The oracle's memory."""
         return {} if self.oracle is None else self.oracle.memory(space)
 
     @classmethod
@@ -110,7 +111,7 @@ class GNAMFast(Method):
         rho_prime (distance, ≥ 0): The radius of SAM's ascent, at w and at w₂.
         alpha (share): Weight of g₁ in h₊; g₃ has the rest.
         beta (share): Weight of g₀ in h₋; g₂ has the rest.
-        gamma (number): Weight of the part of h₋ that is taken away from h₊.
+        gamma (number): Weight of the part of h₋ that is subtracted from h₊.
         weighting ("paper" or "published"): How h₋ is made: as in equation (3), or as in published code.
     """
 
@@ -133,8 +134,7 @@ class GNAMFast(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weighting not in ("paper", "published"):
-            raise ValueError(f'GNAMFast: weighting must be "paper" or "published", not {self.weighting!r}')
+        require.one_of(self, "weighting", "paper", "published")
 
     def looks(self, ctx: Context) -> Looks:
         """Equations (1) to (4)."""
@@ -147,7 +147,7 @@ class GNAMFast(Method):
         h_plus = self.alpha * g1 + (1 - self.alpha) * g3
         published = self.weighting == "published"
         h_minus = g0 + abs(1 - self.beta) * g2 if published else self.beta * g0 + (1 - self.beta) * g2
-        del g0, g1, g2, g3, away  # the sums take their place
+        del g0, g1, g2, g3, away  # h₊ and h₋ can reuse their memory
         return h_plus - self.gamma * reject(h_minus, h_plus)
 
     @classmethod

@@ -14,13 +14,13 @@ from .sam import SAM
 class GNP(Method):
     """Gradient Norm Penalty (Zhao, Zhang, Hu; ICML 2022; arXiv 2202.03599).
 
-    Descends L + λ‖g‖, with the norm's gradient taken from a difference of length r; with α = λ/r:
+    Descends L + λ‖g‖. The norm's gradient is approximated by a difference of gradients at distance r; with α = λ/r:
 
         d = (1 − α) g(w) + α g(w + r g/‖g‖)                                 (1)
 
     Limits: α = 0 gives the base optimizer, α = 1 gives SAM.
 
-    Published code normalises the first gradient unless told not to: ``normalize_first=True``.
+    Published code normalises the first gradient by default: ``normalize_first=True``.
 
     Args:
         r (distance, ≥ 0): The radius: how far from the weights the second gradient is taken.

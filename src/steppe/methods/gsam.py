@@ -7,6 +7,7 @@ from typing import Literal
 
 from ..method import HERE, Context, Look, Looks, Method, Number, adaptive_ascent, ascent
 from ..vector import TINY, reject
+from . import require
 from .asam import ASAM
 from .sam import SAM
 
@@ -24,7 +25,7 @@ class GSAM(Method):
 
     ρ_t follows the learning rate (their eq. 4): ``rho=linear_in_lr(rho_max, rho_min, lr_max, lr_min)``.
 
-    The rivals it is compared with in the paper are here too: ``ascent="adaptive"`` takes e from ASAM;
+    The variants that the paper compares it with are here too: ``ascent="adaptive"`` takes e from ASAM;
     ``objective="weighted"`` minimises f_p + αh, d = g_p + α(g_p − g); ``objective="f-h"`` minimises f and h,
     d = g + α (the part of g_p orthogonal to g).
 
@@ -37,7 +38,7 @@ class GSAM(Method):
     Args:
         rho (distance, ≥ 0): The radius: how far from the weights the second gradient is taken.
         alpha (number, ≥ 0): How strongly the surrogate gap is reduced; 0: SAM.
-        objective ("fp-h", "weighted" or "f-h"): What is minimised: GSAM's objective, or one of its rivals.
+        objective ("fp-h", "weighted" or "f-h"): What is minimised: GSAM's objective, or one of its variants.
         ascent ("plain" or "adaptive"): SAM's perturbation, or ASAM's.
         eta (number, ≥ 0): ASAM's η, for the adaptive ascent only.
     """
@@ -60,18 +61,16 @@ class GSAM(Method):
 
     @property
     def copies(self) -> int:
-        """The weights and g; with the adaptive ascent, T and Tg before the look."""
+        """The weights and g; with the adaptive ascent also T and Tg, before the second look."""
         return 2 if self.ascent == "plain" else 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.objective not in ("fp-h", "weighted", "f-h"):
-            raise ValueError(f'GSAM: objective must be "fp-h", "weighted" or "f-h", not {self.objective!r}')
-        if self.ascent not in ("plain", "adaptive"):
-            raise ValueError(f'GSAM: ascent must be "plain" or "adaptive", not {self.ascent!r}')
+        require.one_of(self, "objective", "fp-h", "weighted", "f-h")
+        require.one_of(self, "ascent", "plain", "adaptive")
 
     def looks(self, ctx: Context) -> Looks:
-        """Equations (1) to (3), or one of the rivals."""
+        """Equations (1) to (3), or one of the variants."""
         here = yield HERE
         climb = ascent(here.grad) if self.ascent == "plain" else adaptive_ascent(here.grad, ctx.w, self.eta)
         there = yield Look(self.rho * climb)

@@ -14,11 +14,11 @@ from .some_steps import _OnSomeSteps
 
 @dataclass(frozen=True)
 class Late(_OnSomeSteps):
-    """The plain gradient before step `start`, any method from there on (Zhou et al., ICLR 2025: SAM in the late phase).
+    """The plain gradient before step `start`, a method from then on (Zhou et al., ICLR 2025: SAM in the late phase).
 
-    `start` is a whole number of steps. In the lab, which knows how many steps a training has, it may also be a share of
-    training, 0 < start < 1 (see `for_steps`). The method counts its own steps only: its first one is step `start`. Its
-    cost is that of the steps from `start` on, or, if `start` is a share, the mean over all steps.
+    `start` is a whole number of steps. In the lab, which knows the number of steps of a training, it may also be a
+    share of training, 0 < start < 1 (see `for_steps`). The method counts only its own steps, from `start` on. The cost
+    is that of the steps from `start` on, or, if `start` is a share, the mean over all steps.
 
     Limits: start = 0 gives the method itself.
 
@@ -45,14 +45,14 @@ class Late(_OnSomeSteps):
 
     @property
     def one_in(self) -> float:
-        """1 from `start` on; if `start` is a share, of all steps the rest."""
+        """1, because it runs on all steps from `start` on; if `start` is a share, it runs on 1 − start of all steps."""
         return 1 / (1 - self.start) if isinstance(self.start, float) else 1
 
     def _active(self, step: int) -> tuple[bool, int]:
         if isinstance(self.start, float):
             raise RuntimeError(
-                f"Late: start={self.start} is a share of training, and how many steps that has is not known here: "
-                "give a whole number of steps"
+                f"Late: start={self.start} is a share of training, whose number of steps is not known here: "
+                "give a whole number of steps, or convert it with steppe.methods.late.for_steps"
             )
         return step >= self.start, max(step - self.start, 0)
 
@@ -66,7 +66,7 @@ class Late(_OnSomeSteps):
 
 
 def for_steps(method: Method, steps: int) -> Method:
-    """The method for a training of so many steps: each `Late` that starts at a share of it gets its first step.
+    """The method for a training of `steps` steps: in each `Late`, a share of training becomes a number of steps.
 
     >>> for_steps(Late(SAM(), start=0.75), 1000).start
     750

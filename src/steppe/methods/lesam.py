@@ -48,7 +48,7 @@ class LESAM(Method):
     nonnegative = ("sigma", "rho_max")
 
     def looks(self, ctx: Context) -> Looks:
-        """Equation (1). Written so that neither g nor e is held while looking there."""
+        """Equation (1). Written so that neither g nor e is held in memory during the second look."""
         there = yield Look(self._offset((yield HERE).grad, ctx))
         ctx.note_gap()
         return there.grad

@@ -13,29 +13,29 @@ from .plain import Plain
 class MSAM(Method):
     """Momentum-SAM (Becker, Altrock, Risse; 2024; arXiv 2401.12033): SAM's perturbation at the cost of one gradient.
 
-    Looks from where the last move goes on to, along a running sum v of the directions:
+    Looks ahead, along the continuation of the last move: along −v, where v is a running sum of the directions:
 
         d = g(w − ρ v/‖v‖)                                                  (1)
         v ← β v + d,   v = 0 before the first step                          (2)
 
-    The sign is minus: the weights move along −v, and so does the look. Momentum has overshot along sharp directions, so
-    the loss there is higher, as at SAM's point. With the plus sign it does harm. If the base is SGD with momentum β
-    and no weight decay, v is its momentum buffer; under any other base v is MSAM's own.
+    The sign is minus: the weights move along −v, and so does the look. Momentum overshoots along sharp directions, so
+    the loss there is higher, as at SAM's point. The plus sign does harm. If the base is SGD with momentum β and no
+    weight decay, v equals its momentum buffer; with any other base v is MSAM's own.
 
-    The control of every comparison is Nesterov's momentum, which also looks ahead along −v, by ηβ‖v‖ in place of ρ:
-    d = g(w − ηβ v). Its distance shrinks with the learning rate and the gradients; MSAM's is ρ.
+    Compare it with Nesterov's momentum, which also looks ahead along −v, by ηβ‖v‖ instead of ρ: d = g(w − ηβ v). Its
+    distance shrinks with the learning rate and the gradients; MSAM's is ρ.
 
     ``adaptive=True`` measures each weight in its own size, as ASAM does: e = −ρ T²v/‖Tv‖ with T = |w| + η.
 
     Keep ρ at zero during warm-up (a schedule: ``rho=lambda step, lr: 0.0 if step < 1000 else 0.3``): in the paper
     ViT-S/32 with AdamW falls below AdamW (66.1 against 67.0 %) with ρ on during warm-up, and rises to 69.1 % with ρ
-    off. The step's only look is away from w: the loss that is reported is the loss there, and so are BatchNorm's
-    statistics. A trainer that runs the first pass itself cannot use it.
+    off. The step's only look is away from w: the reported loss and BatchNorm's statistics are those there. A trainer
+    that runs the first pass itself cannot use it.
 
     Limits: ρ = 0 gives the base optimizer.
 
-    Published code keeps the weights at the perturbed point between steps, and they must be moved back before an
-    evaluation; here they are never there between steps. Its v contains the weight decay, taken at the perturbed point.
+    Published code keeps the weights at the perturbed point between steps, and one must move them back before an
+    evaluation; here they are restored in every step. Its v contains the weight decay, taken at the perturbed point.
     The default ρ is that of its SGD class; its commands use 3 for WideResNet-16-4, ResNet-50 and ViT. Digits, a small
     net, SGD with momentum, 5 seeds, test accuracy in % with right labels, 40 % wrong and 60 % wrong (40 epochs): plain
     96.5, 92.3, 84.6; ρ 0.1 96.4, 92.4, 84.1; ρ 0.3 96.3, 92.4, 85.9; ρ 1 95.0, 91.1, 86.8; ρ 3 94.2, 75.1, not run.

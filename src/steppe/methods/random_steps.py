@@ -18,11 +18,11 @@ from .some_steps import _OnSomeSteps
 
 @dataclass(frozen=True)
 class Random(_OnSomeSteps):
-    """Any method with probability p, the plain gradient otherwise (Randomized Sharpness-Aware Training).
+    """A method with probability p, the plain gradient otherwise (Randomized Sharpness-Aware Training).
 
-    Whether the method runs is a function of `seed` and the number of the step alone: it is the same on all ranks and
-    after every resume, and known before the step begins, so that steps can be recorded. The method counts only its own
-    steps. The cost is that of the mean.
+    Whether the method runs depends on `seed` and the number of the step only: it is the same on all ranks and after
+    every resume, and known before the step begins, so that steps can be recorded. The method counts only its own
+    steps. The cost is the expected one.
 
     Limits: p = 1 gives the method itself, p = 0 the base optimizer.
 
@@ -59,7 +59,7 @@ class Random(_OnSomeSteps):
 
     @classmethod
     def variants(cls) -> list[Method]:
-        return [cls(GSAM(), seed=3), cls(FSAM(), p=0.75, seed=8)]  # of the first 12 steps, 6 and 9
+        return [cls(GSAM(), seed=3), cls(FSAM(), p=0.75, seed=8)]  # 6 and 9 of the first 12 steps are chosen
 
     @classmethod
     def reduces_to(cls) -> list[tuple[Method, Method]]:
@@ -67,12 +67,12 @@ class Random(_OnSomeSteps):
 
 
 def chosen(step: int, p: float, seed: int) -> bool:
-    """Whether a step is among the random share p."""
+    """Whether a step is one of those that are chosen with probability p."""
     return random.Random(seed_of(seed, step)).random() < p
 
 
 def chosen_before(step: int, p: float, seed: int) -> int:
-    """How many of the steps before this one are."""
+    """How many of the steps before this one are chosen."""
     counts = _counts(p, seed)
     while len(counts) <= step:
         counts.append(counts[-1] + chosen(len(counts) - 1, p, seed))
@@ -81,5 +81,5 @@ def chosen_before(step: int, p: float, seed: int) -> int:
 
 @functools.cache
 def _counts(p: float, seed: int) -> list[int]:
-    """The counts before each step, from the first on, as far as they were asked for."""
+    """A cached list of the numbers of steps chosen before each step. `chosen_before` extends it."""
     return [0]

@@ -1,7 +1,7 @@
 """Methods by name, and the table of them.
 
-Every class derived from `Method` registers itself when it is made. Those of this folder are found by `load_all`, which
-imports every file in it: a new file is a new method, and nothing else has to know.
+Every subclass of `Method` registers itself when it is defined. `load_all` imports every file of this folder, so that a
+new file is a new method.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def load_all(paths: list[str]) -> dict[str, type[Method]]:
 
 
 def own_methods() -> list[type[Method]]:
-    """The methods of this package, in the order of their names."""
+    """The methods of this package, sorted by name."""
     own = [cls for cls in Method.registry.values() if cls.__module__.startswith(f"{PACKAGE}.")]
     return sorted(own, key=lambda cls: cls.__name__)
 
 
 def method_names() -> list[str]:
-    """The names `wrap` knows."""
+    """The names of all methods, as `wrap` and `by_name` take them."""
     return sorted(Method.registry)
 
 
 def find(name: str) -> type[Method]:
-    """The method of a name, or of another name that it goes by."""
+    """The method class with this name or alias."""
     wanted = name.lower()
     aliases = {alias: known for known, cls in Method.registry.items() for alias in cls.aliases}
     cls = Method.registry.get(wanted) or Method.registry.get(aliases.get(wanted, ""))
@@ -51,7 +51,7 @@ def find(name: str) -> type[Method]:
 
 
 def by_name(name: str, **settings: Any) -> Method:
-    """Make a method from its name.
+    """A method with these settings, by its name.
 
     >>> by_name("sam", rho=0.2)
     SAM(rho=0.2, normalize=True)
@@ -64,7 +64,7 @@ def by_name(name: str, **settings: Any) -> Method:
 
 
 def with_defaults(cls: type[Method]) -> Method:
-    """The method with its defaults, or, if it has none for something, the first setting it declares."""
+    """The method with its default settings, or, if a setting has no default, the first of its `variants`."""
     try:
         return cls()
     except TypeError:
@@ -72,7 +72,7 @@ def with_defaults(cls: type[Method]) -> Method:
 
 
 def defaults_text(cls: type[Method]) -> str:
-    """The settings of a method with their defaults, as they would be typed."""
+    """The settings of a method with their defaults, as a user would type them."""
 
     def show(value: Any) -> str:
         return getattr(value, "__name__", None) or ("adam(1e-3)" if "Adam" in repr(value) else str(value))
@@ -89,7 +89,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(cls: type[Method]) -> list[Setting]:
-    """What each field means: "name (unit, range): meaning" under "Args:", in the docstring of the class or a base's.
+    """The fields of a method as its docstring, or that of a base class, explains them under "Args:".
 
     >>> settings_of(find("gnp"))[1]
     Setting(name='alpha', unit='share, ≥ 0', meaning='Weight of the second gradient, λ/r; the first has the rest.')
@@ -103,6 +103,6 @@ def settings_of(cls: type[Method]) -> list[Setting]:
 
 
 def table_rows() -> list[tuple[str, ...]]:
-    """One row a method of this package, under `HEADER`."""
+    """A table with one row for each method of this package; `HEADER` names the columns."""
     described = [(cls, with_defaults(cls)) for cls in own_methods()]
     return [(c.__name__, c.paper, f"{m.cost:.4g}", str(m.copies), defaults_text(c), c.advice) for c, m in described]

@@ -27,7 +27,7 @@ class SAM(Method):
 
     Args:
         rho (distance, ≥ 0): The radius: how far from the weights the second gradient is taken.
-        normalize (bool): Whether the ascent has length rho. Without, it is rho times the gradient.
+        normalize (bool): Whether the perturbation has length rho. If not, it is rho times the gradient.
     """
 
     rho: Number = 0.05
@@ -40,7 +40,7 @@ class SAM(Method):
     radius = "rho"
 
     def looks(self, ctx: Context) -> Looks:
-        """Equations (1) and (2). Written so that neither g nor e is held while looking there."""
+        """Equations (1) and (2). Written so that neither g nor e is held in memory during the second look."""
         there = yield Look(self.rho * self._climb((yield HERE).grad))
         ctx.note_gap()
         return there.grad

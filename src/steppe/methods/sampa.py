@@ -1,4 +1,4 @@
-"""Sharpness-aware minimization whose two looks do not wait for each other."""
+"""Sharpness-aware minimization with two independent looks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..vector import Space, Vector
 class SAMPa(Method):
     """SAMPa (Xie, Pethick, Cevher; NeurIPS 2024; arXiv 2410.10683): SAM made parallel.
 
-    SAM's second gradient waits for the first. SAMPa perturbs along an auxiliary gradient y that the step before has
-    computed, at a guess of the present weights, so that the two gradients of a step can be computed side by side:
+    SAM's second gradient waits for the first. SAMPa perturbs along an auxiliary gradient y, which the previous step has
+    computed at a guess of the current weights, so that the two gradients of a step can be computed in parallel:
 
         w̃ = w + ρ y/‖y‖,   w' = w − η y                                     (1)
         d = (1 − λ) g_prev(w̃) + λ g(w')                                     (2)
@@ -25,9 +25,9 @@ class SAMPa(Method):
     ``with_auxiliary(loader, "previous")``, or ``--auxiliary previous`` in the lab. η is the learning rate of the first
     parameter group. On the first step both looks are at w.
 
-    (1) does not know the base: w' is one step of plain gradient descent. Published code, written for SGD, takes
+    (1) ignores the base optimizer: w' is one step of plain gradient descent. Published code, written for SGD, takes
     the step of its base, w' = w − η (y + weight decay + momentum · buffer), and runs the looks on two GPUs. Weights
-    that no look moves (``perturb=False``) stay where they are in w' too.
+    with ``perturb=False`` are the same in w and w'.
 
     A captured step (`steppe.capture`) runs the two looks side by side on one GPU, as branches of one CUDA graph. Other
     steps run them one after another, with the same result.
@@ -55,13 +55,13 @@ class SAMPa(Method):
     def looks(self, ctx: Context) -> Looks:
         """Equations (1) to (3)."""
         if ctx.lr is None:
-            raise RuntimeError("SAMPa looks one step of the learning rate ahead, and the base optimizer has none")
-        ahead, there = yield self._both(ctx.lr, ctx.memory["y"])
-        ctx.remember(y=ahead.grad.clone())  # FSDP2's gradients cannot be saved: their storage is not their own
+            raise RuntimeError("SAMPa needs the learning rate, and the base optimizer has none: use a base with an lr")
+        ahead, there = yield self._two_looks(ctx.lr, ctx.memory["y"])
+        ctx.remember(y=ahead.grad.clone())  # a copy: FSDP2's gradients share a storage and cannot be saved
         return (1 - self.lam) * there.grad + self.lam * ahead.grad
 
-    def _both(self, lr: Any, y: Vector) -> Iterator[Look]:
-        """Equation (1): two looks that do not wait for each other."""
+    def _two_looks(self, lr: Any, y: Vector) -> Iterator[Look]:
+        """Equation (1): two independent looks."""
         yield Look(-1.0 * (lr * y))
         yield Look(self.rho * ascent(y), batch="auxiliary")
 

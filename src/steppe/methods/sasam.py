@@ -17,20 +17,20 @@ from ..vector import TINY, Space
 class SASAM(Method):
     """Smoothness-Adaptive SAM (Naganuma, Kim et al.; 2024).
 
-    Sets learning rate and radius from how fast the gradient changed over the last step, all on one batch:
+    Sets learning rate and radius by how fast the gradient changed over the last step, measured on one batch:
 
         η_t = min{ ‖w_t − w_{t−1}‖ / (2‖g(w_t) − g(w_{t−1})‖), √(1 + δ θ_{t−1}) η_{t−1} }       (1)
         θ_t = η_t/η_{t−1},   θ_0 = ∞,   ρ_t = √η_t                          (2)
         d   = g(w_t + ρ_t g/‖g‖)                                            (3)
 
-    η_0 is the base's learning rate, one for all groups; later ones are written into them, so no scheduler may change
-    them.
+    η_0 is the base's learning rate, which must be the same in all groups. Later ones are written into the groups, so
+    use no scheduler.
 
     The document's Algorithm 1 and its eq. 5 disagree on an index: this is eq. 5.
 
     Meant for SGD without momentum: (1) measures how far plain gradient descent may go, and momentum goes about ten
-    times as far. Nor does it replace tuning. Digits, a small net, batch 64, 20 epochs, 5 seeds, test accuracy in %
-    (± standard error), first learning rate 0.01:
+    times as far. It does not replace tuning either. Digits, a small net, batch 64, 20 epochs, 5 seeds, test accuracy
+    in % (± standard error), first learning rate 0.01:
 
         labels                            all right       40 % wrong
         SASAM, no momentum                91.3 ± 2.4      52.2 ± 5.5
@@ -52,7 +52,7 @@ class SASAM(Method):
 
     paper = "Naganuma, Kim et al. 2024"
     aliases = ("sa-sam",)
-    advice = "For studies of step sizes, with SGD without momentum only: with momentum or wrong labels it loses runs."
+    advice = "For studies of step sizes, with SGD without momentum only: with momentum or wrong labels runs fail."
     ranges = "delta 0.02; first learning rates 1e-4 to 1e-1 (0.05 in published code), no momentum."
     cost: ClassVar[float] = 3
     copies = 4
@@ -70,21 +70,21 @@ class SASAM(Method):
             eta = growth * last_eta
             theta = torch.full_like(eta, growth if self.published else torch.inf)
         else:
-            new = last_eta == 0  # steps were taken, but by another method: t = 0 is now
-            last_eta = torch.where(new, ctx.lr, last_eta)
+            first = last_eta == 0  # the steps so far were those of another method: t = 0 is now
+            last_eta = torch.where(first, ctx.lr, last_eta)
             back = (ctx.memory["w"] - ctx.w).perturbed()
             moved = back.norm()
             before = yield Look(back)
             del back
             changed = (here.grad - before.grad).perturbed().norm()
             smooth = moved / ((1 if self.published else 2) * changed + TINY)
-            smooth = torch.where((moved == 0) | (changed == 0), torch.inf, smooth)  # nothing is known of it
-            grown = self._grown(last_theta) * last_eta
+            smooth = torch.where((moved == 0) | (changed == 0), torch.inf, smooth)  # the smoothness is unknown
+            grown = self._growth(last_theta) * last_eta
             eta = torch.minimum(smooth, grown) + (1e-8 if self.published else 0.0)
-            unbounded = eta.isinf()  # by either: as if this step had not been
-            eta = torch.where(new, growth * last_eta, torch.where(unbounded, last_eta, eta))
+            unbounded = eta.isinf()  # neither bound is finite: keep η and θ
+            eta = torch.where(first, growth * last_eta, torch.where(unbounded, last_eta, eta))
             theta = torch.where(unbounded, last_theta, eta / last_eta)
-            theta = torch.where(new, growth if self.published else torch.inf, theta)
+            theta = torch.where(first, growth if self.published else torch.inf, theta)
             del before
         ctx.set_lr(eta)
         ctx.metrics["eta"] = eta
@@ -96,8 +96,8 @@ class SASAM(Method):
         ctx.note_gap()
         return there.grad
 
-    def _grown(self, theta: Tensor) -> Tensor:
-        """√(1 + δθ), which is 1 for δ = 0 even if θ = ∞."""
+    def _growth(self, theta: Tensor) -> Tensor:
+        """√(1 + δθ); 1 for δ = 0, even if θ = ∞."""
         growth = self.delta * theta
         return (1 + torch.where(growth.isnan() & theta.isinf(), 0.0, growth)).sqrt()
 
@@ -105,7 +105,7 @@ class SASAM(Method):
         return None if step == 0 else 0
 
     def memory(self, space: Space) -> Memory:
-        """The last weights (of a parameter that is new: those it has), η and θ."""
+        """The last weights (for a new parameter: its current ones), η and θ."""
         with torch.no_grad():
             return {"w": space.live().clone(), "eta": space.zero(), "theta": space.zero()}
 
@@ -120,7 +120,7 @@ class SASGD(SASAM):
 
     paper = "arXiv 1910.09529"
     aliases = ("sa-sgd",)
-    advice = "SGD without momentum, with a learning rate that sets itself. With momentum it loses runs."
+    advice = "SGD without momentum, with a learning rate that sets itself. With momentum runs fail."
     cost = 2
     copies = 4
     perturbs = False

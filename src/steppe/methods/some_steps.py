@@ -1,4 +1,4 @@
-"""What methods that run another method on some of the steps share."""
+"""The base class of methods that run another method on some of the steps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PLAIN = Plain()
 
 
 class _OnSomeSteps(Method):
-    """A method on some of the steps, another (the plain gradient) on the rest. Each counts only its own steps.
+    """A method on some of the steps, another (the plain gradient) on the others. Each counts only its own steps.
 
-    A member says in `_active` on which steps, and in `one_in` on how many of them.
+    A subclass defines `_active`, on which steps the method runs, and `one_in`, on how many.
     """
 
-    method: Method  # not fields yet: a member says in which order its own come
+    method: Method  # not dataclass fields here: a subclass declares them in its own order
     between: Method = PLAIN
 
     def __post_init__(self) -> None:
@@ -31,13 +31,13 @@ class _OnSomeSteps(Method):
         return f"{self.name}(SAM())"
 
     def _active(self, step: int) -> tuple[bool, int]:
-        """Whether the method runs at a step, and at how many steps before it did."""
-        raise TypeError(f"{self.name} does not say on which steps it runs its method")
+        """Whether the method runs at a step, and how many steps it has run before."""
+        raise TypeError(f"{self.name} does not say on which steps it runs its method: implement _active")
 
     @property
     def one_in(self) -> float:
         """The method runs on one step in this many."""
-        raise TypeError(f"{self.name} does not say on how many steps it runs its method")
+        raise TypeError(f"{self.name} does not say on how many steps it runs its method: implement one_in")
 
     @property
     def cost(self) -> float:
@@ -46,7 +46,7 @@ class _OnSomeSteps(Method):
 
     @property
     def copies(self) -> int:
-        """Those of the method that needs more, and what the other remembers."""
+        """The copies of one method and what the other remembers, whichever way round is more."""
         return max(
             self.method.copies + remembered_vectors(self.between),
             self.between.copies + remembered_vectors(self.method),
@@ -58,23 +58,24 @@ class _OnSomeSteps(Method):
         return self.method.needs | self.between.needs
 
     def looks(self, ctx: Context) -> Looks:
-        """The method's looks when its turn has come, the other's otherwise."""
-        method, turn = self._now(ctx.step)
-        return (yield from method.looks(replace(ctx, step=turn)))
+        """The looks of the method that runs at this step."""
+        method, own_steps = self._running_at(ctx.step)
+        return (yield from method.looks(replace(ctx, step=own_steps)))
 
-    def _now(self, step: int) -> tuple[Method, int]:
-        """The method of a step, and how many steps of its own it has had."""
-        active, turn = self._active(step)
-        return (self.method, turn) if active else (self.between, step - turn)
+    def _running_at(self, step: int) -> tuple[Method, int]:
+        """The method that runs at a step, and how many steps it has run before."""
+        active, own_steps = self._active(step)
+        return (self.method, own_steps) if active else (self.between, step - own_steps)
 
     def phase(self, step: int) -> int | None:
-        method, turn = self._now(step)
-        inner = method.phase(turn)
+        method, own_steps = self._running_at(step)
+        inner = method.phase(own_steps)
         return None if inner is None else 2 * inner + (method is self.method)
 
     def memory(self, space: Space) -> Memory:
-        """That of both methods."""
-        mine, theirs = self.method.memory(space), self.between.memory(space)
-        if mine.keys() & theirs.keys():
-            raise ValueError(f"{self.name}: {self.method.name} and {self.between.name} would share what they remember")
-        return {**mine, **theirs}
+        """The memory of both methods."""
+        of_method, of_between = self.method.memory(space), self.between.memory(space)
+        if shared := of_method.keys() & of_between.keys():
+            names = ", ".join(sorted(shared))
+            raise ValueError(f"{self.name}: {self.method.name} and {self.between.name} both remember {names}")
+        return {**of_method, **of_between}

@@ -31,7 +31,7 @@ class StableSAM(Method):
     radius = "rho"
 
     def looks(self, ctx: Context) -> Looks:
-        """Equation (1). Of g only the length is held during the second look."""
+        """Equation (1). Only the length of g is kept during the second look."""
         g = (yield HERE).grad
         length, offset = g.norm(), [self.rho * ascent(g)]
         del g

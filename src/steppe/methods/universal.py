@@ -13,9 +13,10 @@ from torch import Tensor
 from ..engine.random_vectors import Draws
 from ..method import HERE, Context, Look, Looks, Method, Number, ascent
 from ..vector import MOST_TERMS, Vector
+from . import require
 from .sam import SAM
 
-Sampler = Callable[[Draws, Vector], Vector]  # a direction to look in; may depend on the gradient
+Sampler = Callable[[Draws, Vector], Vector]  # draws a direction to look in, which may depend on the gradient
 
 
 def normal(draws: Draws, grad: Vector) -> Vector:
@@ -44,14 +45,14 @@ class Cube:
 
 
 def identity(t: Tensor) -> Tensor:
-    """t."""
+    """The identity, t."""
     return t
 
 
 class _Sampled(Method):
-    """What the members share: look in random directions, weigh what is seen there by ∂φ/∂δ."""
+    """The base class of the members: look in random directions, and weight the gradients there by ∂φ/∂δ."""
 
-    rho: Number  # not fields yet: a member says in which order its own come
+    rho: Number  # not dataclass fields here: a subclass declares them in its own order
     n: int
     lam: Number
 
@@ -60,21 +61,20 @@ class _Sampled(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.n, int) or self.n < 1:
-            raise ValueError(f"{self.name}: n must be a whole number of samples, at least 1, not {self.n!r}")
+        require.whole_number(self, "n")
         if isinstance(self.rho, (int, float)) and self.rho == 0:
             raise ValueError(f"{self.name}: rho must be positive")
 
     def samplers(self) -> Sequence[Sampler]:
         """The μ_ℓ."""
-        raise TypeError(f"{self.name} does not say what to draw")
+        raise TypeError(f"{self.name} does not say what to draw: implement samplers")
 
     def measure(self, delta: Tensor) -> Tensor:
         """φ of the means of ψ; δ has one row per sampler."""
-        raise TypeError(f"{self.name} does not say what it measures")
+        raise TypeError(f"{self.name} does not say what it measures: implement measure")
 
     def coefficients(self, delta: Tensor) -> Tensor:
-        """∂φ/∂δ: what each draw's gradient counts for."""
+        """∂φ/∂δ, the weight of the gradient at each draw."""
         with torch.enable_grad():
             delta = delta.detach().requires_grad_()
             return torch.autograd.grad(self.measure(delta), delta)[0]
@@ -86,7 +86,7 @@ class _Sampled(Method):
 
     @property
     def copies(self) -> int:
-        """Every draw's gradient is held until the coefficients are known; a sum of many needs room for itself."""
+        """The gradients of all draws are held until the coefficients are known; a sum of many needs one copy more."""
         return int(self.cost) + (self.cost > MOST_TERMS)
 
     def looks(self, ctx: Context) -> Looks:
@@ -113,8 +113,8 @@ class UniversalSAM(_Sampled):
         d = g + λ Σ_ℓ ∂_ℓφ(t_1, …, t_m) · mean_i[ ψ_ℓ'(δ_{iℓ}) (g(w + ρ v_{iℓ}) − g) ]            (2)
 
     φ takes m tensors, ψ is one function or m of them; write them with torch, derivatives come from autograd.
-    μ is one sampler, whose draws all ψ share, or m samplers. (2) is evaluated as one number c per look,
-    d = (1 − λ Σc) g + λ Σ c g(w + ρv), so that large terms that cancel do so before they meet a vector.
+    μ is one sampler, whose draws all ψ share, or m samplers. (2) is evaluated with one number c per look,
+    d = (1 − λ Σc) g + λ Σ c g(w + ρv), so that large terms cancel as numbers, before they multiply vectors.
 
     The document prints φ' with one argument; all m means are meant. Like its published code, (2) has no 1/ρ² in
     front: it is the gradient of L + λ ρ² φ.
@@ -273,7 +273,7 @@ class ProductSAM(_Sampled):
         return torch.exp(-2 * (torch.logsumexp(self.sigma * delta.reshape(-1), 0) - math.log(self.n)))
 
     def coefficients(self, delta: Tensor) -> Tensor:
-        """−2σ φ exp(σδ_i)/Σ_j exp(σδ_j), which autograd would make from overflowing parts."""
+        """−2σ φ exp(σδ_i)/Σ_j exp(σδ_j). By autograd, parts of it would overflow."""
         return -2 * self.sigma * self.measure(delta) * torch.softmax(self.sigma * delta, dim=-1)
 
     @classmethod

@@ -25,7 +25,7 @@ class WSAM(Method):
     Args:
         rho (distance, ≥ 0): The radius: how far from the weights the second gradient is taken.
         gamma (number, 0 to 1): Weight of sharpness: it counts γ/(1 − γ) times; below 1.
-        decoupled (bool): Apply the sharpness term beside the base's step, not through it.
+        decoupled (bool): Apply the sharpness term after the base's step, not through the base optimizer.
     """
 
     rho: Number = 0.05
@@ -40,7 +40,7 @@ class WSAM(Method):
 
     @property
     def copies(self) -> int:
-        """The weights and g; decoupled, the move aside and its product with the learning rate."""
+        """The weights and g; if decoupled, the sharpness term and its product with the learning rate."""
         return 3 if self.decoupled else 2
 
     def __post_init__(self) -> None:

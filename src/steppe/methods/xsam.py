@@ -1,14 +1,17 @@
-"""Sharpness-aware minimization along the direction in which the loss is highest."""
+"""Sharpness-aware minimization along a direction that is searched: that of the highest loss."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..method import HERE, Context, Look, Looks, Memory, Method, Number, ascent
 from ..vector import Space, Vector, unit
+from . import require
 
 FARTHEST = 2.0  # α of the last trial
 
@@ -51,10 +54,8 @@ class XSAM(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("every", 1), ("trials", 2)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"XSAM: {name} must be a whole number, at least {least}, not {value!r}")
+        require.whole_number(self, "every")
+        require.whole_number(self, "trials", least=2)
 
     @property
     def cost(self) -> float:
@@ -68,19 +69,19 @@ class XSAM(Method):
         ctx.note_gap()
         g_1, alpha = there.grad, ctx.memory["alpha"]
         if ctx.step % self.every == 0:
-            alpha = yield from self._highest(g, g_1, alpha)
+            alpha = yield from self._search_alpha(g, g_1, alpha)
             ctx.remember(alpha=alpha)
         ctx.metrics["alpha"] = alpha
         return g_1.norm() * slerp(g, g_1, alpha)
 
-    def _highest(self, g: Vector, g_1: Vector, like: Tensor):
-        """Equation (3)."""
+    def _search_alpha(self, g: Vector, g_1: Vector, like: Tensor) -> Generator[Look, Any, Tensor]:
+        """Equation (3): the α with the highest loss, with the dtype and device of `like`."""
         alphas = torch.linspace(0.0, FARTHEST, self.trials, dtype=like.dtype, device=like.device)
         losses = []
         for alpha in alphas:
             losses.append((yield Look(self.rho_max * slerp(g, g_1, alpha))).loss)
         best = torch.stack(losses).argmax().reshape(1)
-        return alphas.index_select(0, best.to(alphas.device))[0]  # a plain index would wait for the device
+        return alphas.index_select(0, best.to(alphas.device))[0]  # indexing with a tensor would synchronise
 
     def phase(self, step: int) -> int | None:
         return int(step % self.every == 0)
