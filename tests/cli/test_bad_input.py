@@ -155,11 +155,11 @@ def test_methods_that_fail_in_the_middle():
 
 def test_one_example_and_wrong_things():
     assert "(64,) in training and (9,) in the test data" in last_line(compare("--data", "mine:shapes"))
-    assert "gives (2, 5) for 2 inputs in evaluation, not (2, 10)" in last_line(compare(model="mine:halved"))
+    assert "returns (2, 5) for 2 inputs in evaluation, not (2, 10)" in last_line(compare(model="mine:halved"))
     assert "failed with KeyError: 'a key of mine'" in last_line(compare("--data", "mine:raising"))
-    assert "could not be made: KeyError" in last_line(compare(model="mine:raising"))
+    assert "could not be built: KeyError" in last_line(compare(model="mine:raising"))
     assert "must return one number for a batch, not str" in last_line(compare("--metric", "mine:words"))
     assert "NoDefault needs far" in last_line(compare("--methods", "mine:NoDefault"))
     assert "batch 12 is larger than the 1 training examples" in last_line(compare("--data", "mine:few"))
-    assert "gave a tuple, not a torch.nn.Module" in last_line(compare(model="mine:data"))
-    assert "gave a tuple, not a torch.optim.Optimizer" in last_line(compare("--base", "mine:wrong_base"))
+    assert "returned a tuple, not a torch.nn.Module" in last_line(compare(model="mine:data"))
+    assert "returned a tuple, not a torch.optim.Optimizer" in last_line(compare("--base", "mine:wrong_base"))

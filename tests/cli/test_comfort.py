@@ -57,11 +57,11 @@ def test_json_in_place_of_the_table():
     assert said["methods"][1]["cost"] == 2.0 and said["methods"][1]["verdict"] == "n too small to tell"
     assert said["conclusion"].startswith("Nothing can be said") and said["cautions"][0].startswith("One seed:")
     assert "2 runs, about " in result.stderr and " left" in result.stderr
-    assert "4 batches an epoch, 4 steps in all: that is too short to compare methods" in result.stderr
+    assert "4 batches per epoch, 4 steps in all: that is too short to compare methods" in result.stderr
 
 
 def test_an_estimate_is_of_what_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(estimate, "_seconds_an_example", lambda job, place: 0.01)
+    monkeypatch.setattr(estimate, "_seconds_per_example", lambda job, place: 0.01)
     jobs = [Job(Recipe(method=method, share=0.2, epochs=10)) for method in ("plain", "sam")]
     place = Place(tmp_path)
     # 287 examples, 10 epochs, one gradient and two: 8610 examples of 0.01 s, and a fifth more

@@ -82,7 +82,8 @@ def test_the_report_is_shown_and_saved(tmp_path):
         and '"' not in shown.partition("srcdoc=")[2][1:-11]
     )
     figure = result.plot()
-    assert figure._repr_png_().startswith(b"\x89PNG"), "a notebook shows it, also without pyplot"
+    shown_figure: Any = figure
+    assert shown_figure._repr_png_().startswith(b"\x89PNG"), "a notebook shows it, also without pyplot"
     assert figure.axes and figure.axes[0].get_xlabel() == "gradient evaluations"
 
 

@@ -76,7 +76,7 @@ def test_what_is_not_a_record_is_skipped_with_a_warning(tmp_path):
     path.write_bytes(b"\xff\xfe{")
     with pytest.warns(RecordWarning):
         assert read_record(path) is None
-    with pytest.raises(UserError, match="there is no"):
+    with pytest.raises(UserError, match="does not exist"):
         read_records(tmp_path / "nothing")
 
 

@@ -150,7 +150,7 @@ def test_missing_sets_are_named_in_one_line_and_have_no_entry(tmp_path, capsys):
     shown, missing = capsys.readouterr().err.splitlines()
     assert shown == "Adam, seed 0: ImageNet-R: 100.00 % of 1 images"
     names = "ImageNet-Real (real.json), ImageNet-v2 (imagenetv2-matched-frequency-format-val), ImageNet-C (imagenet-c)"
-    assert missing == f"Adam, seed 0: not tested on what is not in {tmp_path}: {names}"
+    assert missing == f"Adam, seed 0: not tested on these sets, which are not in {tmp_path}: {names}"
     assert OtherSets().before(load(f"folder:{world.imagenet}")) in missing
     shutil.rmtree(tmp_path / "imagenet-r")
     assert measured(world) is None
@@ -181,7 +181,7 @@ def test_a_damaged_real_json(tmp_path):
     path = world.real({})
     whole = path.read_text("utf-8")
     path.write_text(whole[:9], "utf-8")
-    assert told(world).startswith(f"{path} is cut short or not JSON: Expecting")
+    assert told(world).startswith(f"{path} is truncated or not JSON: Expecting")
     wanted = "a list, for each image, of its correct classes, from 0 to 3"
     path.write_text('{"a": [1]}', "utf-8")
     assert told(world) == f"{path} must be {wanted}, in one list; it is a dict"
@@ -213,13 +213,13 @@ def test_sets_that_are_not_whole(tmp_path):
     world = World(tmp_path, 4)
     folder = world.v2()
     shutil.rmtree(folder / "2")
-    assert told(world) == f"{folder} is not whole: it has no images of class 2, n00000002"
+    assert told(world) == f"{folder} is incomplete: it has no images of class 2, n00000002"
     shutil.rmtree(folder)
     folder = world.c()
     shutil.rmtree(folder / "gaussian_noise/1/n00000003")
-    assert told(world) == f"{folder}/gaussian_noise/1 is not whole: it has no images of class 3, n00000003"
+    assert told(world) == f"{folder}/gaussian_noise/1 is incomplete: it has no images of class 3, n00000003"
     shutil.rmtree(folder / "snow/4")
-    assert told(world) == f"{folder} is not whole: {folder}/snow/4 is missing"
+    assert told(world) == f"{folder} is incomplete: {folder}/snow/4 is missing"
 
 
 def test_of_a_thousand_classes_every_image_must_be_there(tmp_path):
@@ -229,7 +229,7 @@ def test_of_a_thousand_classes_every_image_must_be_there(tmp_path):
         (tmp_path / "imagenet-v2" / str(k)).mkdir(parents=True)
         (tmp_path / "imagenet-v2" / str(k) / "a.jpeg").touch()
     imagenet = ImageNet(tmp_path / "imagenet", tuple(names))
-    with pytest.raises(UserError, match=r"imagenet-v2 has 1000 images, not 10000: not whole, or another set$"):
+    with pytest.raises(UserError, match=r"imagenet-v2 has 1000 images, not 10000: incomplete, or another set$"):
         next(OTHER_SETS[1].parts(imagenet))
 
 
@@ -330,7 +330,7 @@ def test_a_run_that_met_a_damaged_set_goes_on_where_it_was(tmp_path):
         return one
 
     path.write_text("[", "utf-8")
-    with pytest.raises(UserError, match="is cut short or not JSON"):
+    with pytest.raises(UserError, match="is truncated or not JSON"):
         train()
     saved = torch.load(out / f"{recipe.key}.ckpt", weights_only=True)
     path.write_text(whole, "utf-8")

@@ -72,11 +72,11 @@ def test_what_is_missing_or_damaged_is_said_before_training(smoke_world, tmp_pat
     args = ("run", "s1/table1", "--scale", "smoke", "--cells", "resnet-50/sam", "--jobs", "1")
     ran = command(*args).stderr
     names = "ImageNet-R (imagenet-r), ImageNet-C (imagenet-c)"
-    note = f"note: not tested on what is not in {smoke_world.root}: {names}"
+    note = f"note: not tested on these sets, which are not in {smoke_world.root}: {names}"
     assert note in ran.splitlines() and ran.index(note) < ran.index("ImageNet-v2:")
     (smoke_world.root / "real.json").write_text("[", "utf-8")
     failed = CliRunner().invoke(app, ["paper", *args, "--out", "other"])
-    assert failed.exit_code == 2 and "real.json is cut short or not JSON" in failed.stderr.splitlines()[-1]
+    assert failed.exit_code == 2 and "real.json is truncated or not JSON" in failed.stderr.splitlines()[-1]
     assert not list(Path("other").glob("*"))
 
 

@@ -74,7 +74,7 @@ def test_a_damaged_computed_result_is_computed_again(damaged, tmp_path, monkeypa
     path = tmp_path / "runs" / "s1-fig3-gsam-smoke-seed0.json"
     values = json.loads(path.read_text("utf-8"))["values"]
     path.write_text(damaged, "utf-8")
-    said = "s1-fig3-gsam-smoke-seed0.json is not a result of the format steppe-paper/1 and does not count"
+    said = "s1-fig3-gsam-smoke-seed0.json is not a result of the format steppe-paper/1 and is skipped"
     put = command("collect", "runs", "s1/fig3", *into)
     assert put.exit_code == 0 and said in put.stderr and "2 runs, 2 of them new" in put.stdout
     again = command("run", "s1/fig3", *smoke)

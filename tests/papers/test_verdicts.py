@@ -45,12 +45,12 @@ def test_further_apart_is_not(tmp_path):
 
 def test_verdicts_that_claim_less(tmp_path):
     few = judged(kept(tmp_path / "few", TABLE, {CELL: [0.690, 0.692]}))
-    assert (few.verdict, few.apart, few.said) == ("run at smaller scale", None, "n = 2, too few to tell")
+    assert (few.verdict, few.apart, few.note) == ("run at smaller scale", None, "n = 2, too few to tell")
     small = judged(kept(tmp_path / "small", TABLE, {CELL: [0.690, 0.692, 0.694]}, scale="small"))
     assert (small.verdict, small.scale) == ("run at smaller scale", "small")
     assert judged(Results()).verdict == "not run"
     lost = judged(kept(tmp_path / "lost", TABLE, {CELL: [0.7, 0.7, 0.7]}, status="diverged"))
-    assert (lost.verdict, lost.said) == ("not reproduced", "3 of 3 runs diverged")
+    assert (lost.verdict, lost.note) == ("not reproduced", "3 of 3 runs diverged")
 
 
 def test_without_any_spread_only_the_same_number_is_the_same(tmp_path):
@@ -63,7 +63,7 @@ def test_without_any_spread_only_the_same_number_is_the_same(tmp_path):
 def test_a_paper_without_spread_counts_ours_alone(tmp_path):
     results = kept(tmp_path, "s3/table2", {"cifar10/sgd": [0.937, 0.938, 0.939]})
     found = judged(results, "cifar10/sgd", "s3/table2")
-    assert found.apart == pytest.approx(0, abs=1e-9) and found.said == "the paper gives no spread"
+    assert found.apart == pytest.approx(0, abs=1e-9) and found.note == "the paper gives no spread"
     assert found.verdict == "reproduced"
 
 
@@ -103,7 +103,7 @@ def test_order_by_column(tmp_path):
     assert found.short(verdict) == (
         "in the paper's direction in 5 of 5 comparisons; beyond doubt in 5 (n = 3); 3 not run; at full scale"
     )
-    assert found.said.startswith("mnist/mlp-3: +3.1 points (+2.9 to +3.3, n = 3);")
+    assert found.details.startswith("mnist/mlp-3: +3.1 points (+2.9 to +3.3, n = 3);")
     verdict, found = trend("sam-above-sgd", results)  # the same mean
     assert verdict == "not reproduced" and found.part.startswith(
         "in the paper's direction in 0 of 5 comparisons; beyond doubt in none (n = 3); 3 not run"
@@ -122,7 +122,7 @@ def test_what_survived_of_a_cell_does_not_win_for_it(tmp_path):
     assert not found.holds and found.part.startswith(
         "in the paper's direction in 2 of 2 comparisons; beyond doubt in 1"
     )
-    assert "cifar10/cnn-5: +3.1 points (+2.85 to +3.35, n = 3), 1 diverged" in found.said
+    assert "cifar10/cnn-5: +3.1 points (+2.85 to +3.35, n = 3), 1 diverged" in found.details
 
 
 def test_two_seeds_are_too_few_for_a_slope(tmp_path):
@@ -165,7 +165,7 @@ def test_crsam_on_cnns(tmp_path):
     stand_in = ("fashion/cnn-5",)
     cells |= columns("crsam", 0.8, 0.81, 0.82, only=stand_in) | columns("gam", 0.9, 0.92, 0.93, only=stand_in)
     verdict, found = trend("crsam-wins-cnns", kept(tmp_path, TABLE, cells))  # a stand-in is not missed, but counts
-    assert verdict == "not reproduced" and "fashion/cnn-5 (in place of svhn/cnn-5): -10.7 points" in found.said
+    assert verdict == "not reproduced" and "fashion/cnn-5 (in place of svhn/cnn-5): -10.7 points" in found.details
 
 
 def test_words_at_small_scale_say_so(tmp_path):
@@ -192,9 +192,13 @@ def test_learned_transformation_by_hand(tmp_path):
     collect(runs, find(TABLE), "full", tmp_path / "results")
     results = Results.read(tmp_path / "results")
     verdict, found = trend("sharpens", results)
-    assert verdict == "reproduced" and "cifar10/cnn-5: P(10)/10 = 7.01" in found.said and "P(1)/1 = 1.24" in found.said
+    assert (
+        verdict == "reproduced"
+        and "cifar10/cnn-5: P(10)/10 = 7.01" in found.details
+        and "P(1)/1 = 1.24" in found.details
+    )
     verdict, found = trend("contrast", results)
-    assert verdict == "reproduced" and "above SAM's 1.82; cifar10/cnn-5: 5.65" in found.said
+    assert verdict == "reproduced" and "above SAM's 1.82; cifar10/cnn-5: 5.65" in found.details
 
 
 def test_periodic_updates(tmp_path):
@@ -204,7 +208,7 @@ def test_periodic_updates(tmp_path):
     collect(tmp_path / "runs", find("s0/fig3"), "full", tmp_path / "results")
     verdict, found = trend("periodic", Results.read(tmp_path / "results"))
     assert verdict == "reproduced"
-    assert found.said.startswith(
+    assert found.details.startswith(
         "80 % of the gain over SGD kept, at 3.00x SGD's time against 4.00x; above SAM 0.01: +3.1"
     )
 
@@ -213,10 +217,12 @@ def test_a_tenth_of_the_steps(tmp_path):
     """The share of the gain that is kept; where there is none, a smaller loss is not a share of it."""
     cells = {"cifar10/sgd": [0.94] * 3, "cifar10/gnam-1.0": [0.95] * 3, "cifar10/gnam-0.1": [0.949] * 3}
     verdict, found = trend("a-tenth", kept(tmp_path / "gain", "s2/table7", cells))
-    assert verdict == "reproduced" and found.said == "cifar10: 90 % of the gain, for 0 % more time"
+    assert verdict == "reproduced" and found.details == "cifar10: 90 % of the gain, for 0 % more time"
     cells["cifar10/gnam-1.0"] = [0.93] * 3
     verdict, found = trend("a-tenth", kept(tmp_path / "loss", "s2/table7", cells))
-    assert verdict == "not reproduced" and "no gain to keep (-1.00 points on all steps, +0.90 on a tenth)" in found.said
+    assert (
+        verdict == "not reproduced" and "no gain to keep (-1.00 points on all steps, +0.90 on a tenth)" in found.details
+    )
 
 
 def test_instability_is_runs_that_are_lost(tmp_path):
@@ -225,10 +231,10 @@ def test_instability_is_runs_that_are_lost(tmp_path):
     fill(tmp_path / "wild" / "runs", "s0/fig6", {"T/5": [0.1]}, status="diverged")
     wild = kept(tmp_path / "wild", "s0/fig6", {"T/2": calm["T/2"]})
     verdict, found = trend("unstable", wild)
-    assert verdict == "reproduced" and "T = 5: none finished, 1 of 1 lost" in found.said
+    assert verdict == "reproduced" and "T = 5: none finished, 1 of 1 collapsed" in found.details
     fallen = kept(tmp_path / "fallen", "s0/fig6", {"T/2": calm["T/2"], "T/3": [0.1, 0.1, 0.36]})
     verdict, found = trend("unstable", fallen)
-    assert verdict == "reproduced" and "T = 3: 18.67 ± 8.67, 2 of 3 lost" in found.said
+    assert verdict == "reproduced" and "T = 3: 18.67 ± 8.67, 2 of 3 collapsed" in found.details
 
 
 def test_a_figure_is_of_one_scale(tmp_path):
@@ -250,7 +256,7 @@ def test_a_figure_is_of_one_scale(tmp_path):
 def test_insensitivity_to_epsilon(tmp_path):
     near = {"eps/0.0001": [0.70, 0.71, 0.72], "eps/0.001": [0.701, 0.711, 0.721], "eps/0.01": [0.70, 0.71, 0.722]}
     verdict, found = trend("insensitive", kept(tmp_path / "near", "s0/fig6", near))
-    assert verdict == "reproduced" and found.said.endswith("at most 0.1 combined standard errors apart")
+    assert verdict == "reproduced" and found.details.endswith("at most 0.1 combined standard errors apart")
     far = near | {"eps/0.01": [0.60, 0.61, 0.62]}
     assert trend("insensitive", kept(tmp_path / "far", "s0/fig6", far))[0] == "not reproduced"
 
@@ -265,7 +271,7 @@ def test_curvature_falls_with_alpha(tmp_path):
     results = Results.read(tmp_path / "results")
     verdict, found = trend("top-falls", results)
     assert verdict == "run at smaller scale" and found.holds  # a stand-in, whatever it shows
-    assert found.said == "10 → 9.1 → 8.2 → 7.3 → 6.4 → 5.5: falls, significant"
+    assert found.details == "10 → 9.1 → 8.2 → 7.3 → 6.4 → 5.5: falls, significant"
     assert trend("gap-falls", results)[1].holds is False  # the same everywhere
 
 
@@ -280,6 +286,6 @@ def test_words_about_two_estimates_and_the_angle_are_found_at_small_scale_too(tm
     collect(tmp_path / "runs", find("s1/fig4-cifar"), "small", tmp_path / "results")
     results = Results.read(tmp_path / "results")
     _, alike = trend("gap-as-proxy", results)
-    assert (alike.holds, alike.scale, alike.said) == (True, "small", "rank correlation 1.00 over 4 cells")
+    assert (alike.holds, alike.scale, alike.details) == (True, "small", "rank correlation 1.00 over 4 cells")
     _, angle = trend("small-angle", results)
-    assert (angle.holds, angle.scale, angle.said[:28]) == (True, "small", "lowest mean of an epoch 0.96")
+    assert (angle.holds, angle.scale, angle.details[:28]) == (True, "small", "lowest mean of an epoch 0.96")

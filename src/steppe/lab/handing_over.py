@@ -1,4 +1,4 @@
-"""Functions, classes, methods and data of a Python program as names that a recipe can hold.
+"""Names for the functions, classes, methods and data that a Python program passes, because a recipe is text.
 
 >>> import steppe
 >>> method_text(steppe.ASAM(rho=1.0)), own_name("model", "digits-mlp")
@@ -25,7 +25,7 @@ from .recipe.method_text import canonical_of, make_method, name_class, split_met
 
 
 def method_texts(methods: str | Method | type[Method] | Iterable[Any]) -> list[str]:
-    """Methods in any form as texts: names with settings, finished methods, classes."""
+    """Methods as texts, from texts with settings, method objects or classes."""
     several = [methods] if isinstance(methods, (str, Method, type)) else list(methods)
     found: list[str] = []
     for one in several:
@@ -34,13 +34,13 @@ def method_texts(methods: str | Method | type[Method] | Iterable[Any]) -> list[s
 
 
 def method_text(method: Any) -> str:
-    """A method as text. One that no text describes (a schedule of one's own) is handed over as it is."""
+    """A method as text. If text cannot describe it (your own schedule), the text is a name for the object itself."""
     if isinstance(method, type) and issubclass(method, Method):
         try:
             method = method()
         except TypeError as error:
             raise UserError(
-                f"{method.__name__} has settings without a default ({error}): give one with values"
+                f"{method.__name__} has settings without a default ({error}): pass a method object with values"
             ) from None
     if not isinstance(method, Method):
         raise UserError(f"a method is a name such as 'sam:rho=0.1' or steppe.SAM(rho=0.1), not {method!r:.60}")
@@ -62,7 +62,7 @@ def _name_own_classes(method: Method) -> None:
 
 
 def own_name(kind: str, thing: Any) -> str:
-    """The name of a model, a base, a loss or a metric: a text is one already."""
+    """The name of a model, base, loss or metric: a text is a name already, a function gets one."""
     if isinstance(thing, str):
         return thing
     if isinstance(thing, nn.Module) and kind == "model":
@@ -77,12 +77,12 @@ def own_name(kind: str, thing: Any) -> str:
 
 
 def data_name_of(data: Any) -> str:
-    """The name of data: a text, a function that returns it, or the data itself."""
+    """The name of data, given as a name, as a function that returns it, or as the data itself."""
     if isinstance(data, str):
         return data
     if callable(data) and not hasattr(data, "__getitem__"):
         return keep(_name_of(data, "data"), data)
-    return keep(f"data-{(fingerprint(data) or 'unread')[:6]}", data)  # other data has another name, and other runs
+    return keep(f"data-{(fingerprint(data) or 'unread')[:6]}", data)  # other data gets another name, and so other runs
 
 
 def _name_of(thing: Any, kind: str) -> str:

@@ -1,4 +1,4 @@
-"""From what a user asks for to a recipe, with everything tried that can fail before training begins."""
+"""From what a user requests to a recipe, and checks that data, model and loss fit together before training begins."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .training.base_optimizers import make_base
 from .training.batches import Batches
 from .training.tasks import task_of
 
-_OF_A_RECIPE = ("lr", "momentum", "nesterov", "weight_decay")  # a base's settings that are fields of a recipe
-FEW_STEPS = 100  # a training of fewer steps says little about a method
+_OF_A_RECIPE = ("lr", "momentum", "nesterov", "weight_decay")  # settings of a base that are fields of a recipe
+FEW_STEPS = 100  # with fewer training steps there is a warning: they say little about a method
 
 
 def recipe_for(given: Mapping[str, Any]) -> Recipe:
-    """The recipe of what was given, and of what is suggested for the rest. None means that nothing was given."""
+    """The recipe with the given values, and suggested values for the rest. None counts as not given."""
     asked = {name: value for name, value in given.items() if value is not None}
     data = data_name(asked.get("data", "digits"))
     model = asked.get("model") or suggested_model(data)
@@ -46,20 +46,20 @@ def recipe_for(given: Mapping[str, Any]) -> Recipe:
 
 
 def defaults_of_base(base: str) -> dict[str, float]:
-    """Another optimizer than the suggested one needs its own learning rate."""
+    """Default learning rate and momentum of a base optimizer that is not the suggested one."""
     own = {"lr": 0.1, "momentum": 0.9} if base == "sgd" else {"lr": 1e-3, "momentum": 0.0}
     return {**own, "nesterov": False, "bias_lr": 1.0}
 
 
 def data_name(name: str) -> str:
-    """The name as it is listed: cifar10 is cifar-10."""
+    """The name of a data set as it is listed: "cifar10" becomes "cifar-10"."""
     alike = {listing.name.replace("-", ""): listing.name for listing in data_names()}
     set_, colon, part = name.partition(":")
     return alike.get(set_.lower().replace("-", ""), set_) + colon + part
 
 
 def try_out(recipe: Recipe, data: DataSet) -> None:
-    """One small batch through model, loss and metric, so that what does not fit is reported at once."""
+    """Run one small batch through model, loss and metric, so that errors are reported before training."""
     task = task_of(recipe)
     model = build(recipe.model, data.input_shape, data.classes, **dict(recipe.model_settings))
     make_base(recipe, model.parameters(), model)
@@ -69,16 +69,16 @@ def try_out(recipe: Recipe, data: DataSet) -> None:
     for when, training in (("in training", True), ("in evaluation", False)):
         try:
             with torch.no_grad():
-                answer = model.train(training)(inputs[:2])
+                outputs = model.train(training)(inputs[:2])
         except Exception as error:
             fit = f"model {recipe.model} does not fit data {recipe.data} {when}"
             raise UserError(f"{fit}: {describe(error)}") from None
-        _check_answer(recipe, data, answer, len(inputs[:2]), when)
+        _check_outputs(recipe, data, outputs, len(inputs[:2]), when)
         try:
             with torch.no_grad():
-                task.loss(answer, targets[:2])
+                task.loss(outputs, targets[:2])
                 if task.of_all is not None:
-                    task.of_all(answer, targets[:2])
+                    task.of_all(outputs, targets[:2])
         except UserError:
             raise
         except Exception as error:
@@ -86,30 +86,30 @@ def try_out(recipe: Recipe, data: DataSet) -> None:
             raise UserError(f"{fit}: {describe(error)}") from None
 
 
-def _check_answer(recipe: Recipe, data: DataSet, answer: Any, count: int, when: str) -> None:
+def _check_outputs(recipe: Recipe, data: DataSet, outputs: Any, count: int, when: str) -> None:
     if recipe.loss and recipe.task == "classification" and recipe.metric:
-        return  # an own loss and metric may take any outputs
-    answer = getattr(answer, "logits", answer)
-    if not isinstance(answer, Tensor):
-        raise UserError(f"model {recipe.model} gives a {type(answer).__name__} {when}, not a tensor")
+        return  # the user's own loss and metric may take any outputs
+    outputs = getattr(outputs, "logits", outputs)
+    if not isinstance(outputs, Tensor):
+        raise UserError(f"model {recipe.model} returns a {type(outputs).__name__} {when}, not a tensor")
     inputs = "1 input" if count == 1 else f"{count} inputs"
-    shape = tuple(answer.shape)
+    shape = tuple(outputs.shape)
     wanted = (count, *data.input_shape, data.classes) if recipe.task == "language" else (count, data.classes)
     if recipe.task in ("classification", "language") and shape[-1:] > wanted[-1:]:
         wanted = (*wanted[:-1], *shape[-1:])  # there may be classes and tokens that the data does not have
     flat = recipe.task != "classification" and data.classes == 1 and shape == (count,)
     if shape != wanted and not flat:
         largest = f": the largest class is {data.classes - 1}" if recipe.task == "classification" else ""
-        raise UserError(f"model {recipe.model} gives {shape} for {inputs} {when}, not {wanted}{largest}")
+        raise UserError(f"model {recipe.model} returns {shape} for {inputs} {when}, not {wanted}{largest}")
 
 
 def warnings_for(recipe: Recipe, data: DataSet) -> list[str]:
-    """Remarks on a training from which little can be learnt about methods."""
+    """Warnings about a training from which little can be learnt about methods: few steps, few test examples."""
     steps = len(data.train) // recipe.batch
     said = []
     if steps * recipe.epochs < FEW_STEPS:
         batches = "batch" if steps == 1 else "batches"
-        few = f"{steps} {batches} an epoch, {steps * recipe.epochs} steps in all"
+        few = f"{steps} {batches} per epoch, {steps * recipe.epochs} steps in all"
         smaller = max(1, min(recipe.batch // 2, len(data.train) // 10))
         said.append(f"{few}: that is too short to compare methods; try a batch of {smaller}, or more epochs")
     if len(data.test) < 30:
@@ -118,7 +118,7 @@ def warnings_for(recipe: Recipe, data: DataSet) -> list[str]:
 
 
 def runs_at_once(together: int | None, recipes: Sequence[Recipe], device: str) -> int:
-    """How many runs one process trains in turns. Small nets share a GPU well."""
+    """The number of runs that one process trains in turn: several for small nets, which leave much of a GPU idle."""
     if together is not None and together < 1:
         raise UserError(f"--together must be at least 1, not {together}")
     small = device.startswith("cuda") and bool(recipes) and all(recipe.model in SMALL_MODELS for recipe in recipes)
@@ -126,7 +126,7 @@ def runs_at_once(together: int | None, recipes: Sequence[Recipe], device: str) -
 
 
 def how_many_jobs(jobs: int | None, device: str) -> int:
-    """Processes at a time."""
+    """The number of worker processes: by default one per core on a CPU, else one."""
     if jobs is None:
         return len(os.sched_getaffinity(0)) if device == "cpu" and hasattr(os, "sched_getaffinity") else 1
     if jobs < 1:

@@ -1,7 +1,7 @@
 """Records: one JSON file per run.
 
-A file is written whole or not at all (under another name, then renamed), so that a process may be killed at any moment.
-A file that is not a record (of another program, or truncated) is skipped with a warning.
+A file is written completely or not at all (under another name, then renamed), so a process may be killed at any moment.
+A file that is not a record (from another program, or truncated) is skipped with a warning.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FORMAT = "steppe-run/1"
 
 
 class RecordWarning(UserWarning):
-    """A file is not a valid record or checkpoint and is not used."""
+    """A record or checkpoint is not used, or a comparison is limited in a way that the user should know."""
 
 
 class MethodEntry(TypedDict):
@@ -49,7 +49,7 @@ class _Accuracies(TypedDict, total=False):
 
 
 class _Averages(_Accuracies, total=False):
-    averaged: dict[str, float]  # the test results of the averaged weights, if there are any yet
+    averaged: dict[str, float]  # the test results of the averaged weights, once averaging has started
 
 
 class Epoch(_Averages):
@@ -61,7 +61,7 @@ class Epoch(_Averages):
     lr: float
     seconds: float
     gradients: int
-    metrics: dict[str, Any]  # the method's own: means over the epoch; of a vector its last value
+    metrics: dict[str, Any]  # the method's own metrics: means over the epoch; of a vector, its last value
 
 
 class Final(_Accuracies):
@@ -91,17 +91,17 @@ class _Always(TypedDict):
 
 
 class Record(_Always, total=False):
-    """A run: what was trained, on which machine, and what came out. The keys below may be missing."""
+    """A run: what was trained, on which machine, and the results. The keys below may be missing."""
 
     own_code: dict[str, str]  # hashes of the user's own modules
     parameters: int
     train_examples: int
     test_examples: int
-    asked: dict[str, Any]  # of a run that waits, or waited, in a folder that machines share: how it is to be trained
+    asked: dict[str, Any]  # of a queued run: how it is to be trained (see runner/shared_folder.py)
     metric: str  # what the run is compared by, if not by its test accuracy; ends with ↑ if larger is better
     averaged: dict[str, float]  # the test results of the averaged weights at the end
     held_out_examples: int  # kept for the second batch of a method that uses two: neither trained nor tested on
-    log: str
+    log: str  # name of the logger
 
 
 def new_record(recipe: Recipe, role: str = "method", label: str | None = None, device: str = "cpu") -> Record:
@@ -129,9 +129,9 @@ def new_record(recipe: Recipe, role: str = "method", label: str | None = None, d
 
 
 def with_average(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A run, and if its weights were averaged too, the averaged net as a run of its own: a rival of the base.
+    """A run and, if its weights were averaged too, the averaged net as a run of its own, which is a rival of the base.
 
-    Both come from one training: the gradients and seconds are the same.
+    Both come from one training, so gradients and seconds are the same.
     """
     kind = record["recipe"].get("average")
     if not kind:
@@ -159,7 +159,7 @@ def label_for(recipe: Recipe) -> str:
 
 
 def environment(device: str) -> dict[str, Any]:
-    """What a result may depend on besides its recipe."""
+    """Versions, device and threads: what a result may depend on besides its recipe."""
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "cpu"
     return {
         "steppe": __version__,
@@ -205,7 +205,7 @@ def value_of(record: Mapping[str, Any], metric: str) -> float | None:
 
 
 def metric_of(records: Iterable[Mapping[str, Any]]) -> str:
-    """The name of the metric that these runs are compared by: that of the first that names one."""
+    """The metric that these runs are compared by: that of the first record that names one, else the test accuracy."""
     return next((record["metric"] for record in records if record.get("metric")), "test_accuracy")
 
 
@@ -217,7 +217,7 @@ def metrics_of(record: Mapping[str, Any]) -> list[str]:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None: records have null or text for numbers that are not finite."""
+    """The value as a float if it is a finite number, else None: records have text for NaN and infinities."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
@@ -235,7 +235,7 @@ def write_record(record: Record, folder: Path) -> Path:
 
 
 def finite(value: Any) -> Any:
-    """The value as JSON can hold it: NaN and infinities become text."""
+    """The value in a form that JSON can represent: NaN and infinities become text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -246,7 +246,7 @@ def finite(value: Any) -> Any:
 
 
 def read_record(path: Path) -> Record | None:
-    """The record in a file, or None and a warning."""
+    """The record in a file; None, with a warning, if it is not a valid record."""
     record: Any = None
     try:
         record = json.loads(path.read_text("utf-8"))
@@ -274,7 +274,7 @@ def read_records(paths: Iterable[str | Path] | str | Path) -> list[Record]:
     files: list[Path] = []
     for path in map(Path, paths):
         if not path.exists():
-            raise UserError(f"there is no {path}")
+            raise UserError(f"{path} does not exist")
         files += sorted(path.glob("*.json")) if path.is_dir() else [path]
     found = (read_record(file) for file in dict.fromkeys(files))
     return [record for record in found if record is not None]

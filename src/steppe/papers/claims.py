@@ -1,8 +1,9 @@
 """What a paper claims, and whether our runs agree.
 
 A `Claim` is one number of a paper with its cell. A `Trend` is a statement of the paper in words, with a function that
-checks it against results. What is said of a statement keeps three things apart: the direction (in how many columns our
-results point the paper's way), the evidence (in how many beyond doubt, and with which n) and the scale of our runs.
+checks it against our results. The verdict on a statement has three separate parts: the direction (in how many columns
+our results point the same way as the paper's), the evidence (in how many of them the difference is significant, and
+with which n), and the scale of our runs.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..lab.report.formatting import is_share
 from ..lab.statistics import FEWEST, Difference, Mean, judged, mean_of, paired
 from .experiment import Experiment
 from .store import Results
 
 REPRODUCED, NOT_REPRODUCED, SMALLER, NOT_RUN = "reproduced", "not reproduced", "run at smaller scale", "not run"
-OPEN = "in the paper's direction, not beyond doubt"  # only of statements
-NEAR = 2.0  # two numbers count as the same within this many combined standard errors
+OPEN = "in the paper's direction, not beyond doubt"  # a verdict on statements only
+NEAR = 2.0  # two numbers agree if they are within this many combined standard errors
 
 
 @dataclass(frozen=True)
@@ -28,46 +30,46 @@ class Claim:
     experiment: str
     cell: str
     value: float
-    error: float | None = None  # the paper's, see `spread`
-    n: int | None = None  # the paper's runs; None: it does not say
+    error: float | None = None  # the number after ± in the paper, see `spread`
+    n: int | None = None  # the number of runs in the paper; None if it is not stated
     metric: str = "test_accuracy"
-    spread: str = "standard error"  # what the paper's ± is; "unstated" is taken for a standard error
+    spread: str = "standard error"  # the meaning of the paper's ±; "unstated" is taken for a standard error
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim beside our result."""
+    """A claim with our result and the verdict."""
 
     claim: Claim
     verdict: str
     ours: Mean | None = None
     scale: str = ""
     apart: float | None = None  # ours minus the paper's, in combined standard errors
-    said: str = ""
+    note: str = ""
 
     @property
     def n(self) -> int:
-        """Runs behind our number."""
+        """The number of runs behind our result."""
         return 0 if self.ours is None else self.ours.n
 
 
 def judge(claim: Claim, experiments: dict[str, Experiment], results: Results) -> Judged:
-    """Whether our number agrees with the paper's within two combined standard errors."""
+    """The verdict on a claim: reproduced if our number is within two combined standard errors of the paper's."""
     experiment = experiments[claim.experiment]
     scale, group = results.largest(experiment, claim.cell)
     ours = group.mean(claim.metric)
-    lost = f"{len(group.diverged)} of {len(group.records)} runs diverged" if group.diverged else ""
+    diverged = f"{len(group.diverged)} of {len(group.records)} runs diverged" if group.diverged else ""
     if ours is None:
-        return Judged(claim, NOT_REPRODUCED if lost and scale == "full" else NOT_RUN, scale=scale, said=lost)
+        return Judged(claim, NOT_REPRODUCED if diverged and scale == "full" else NOT_RUN, scale=scale, note=diverged)
     if ours.error is None or ours.n < FEWEST or scale != "full" or experiment.stands_in:
         few = f"n = {ours.n}, too few to tell" if ours.n < FEWEST else ""
-        return Judged(claim, SMALLER, ours, scale, said=", ".join(filter(None, (few, lost))))
-    together = math.hypot(ours.error, claim.error or 0.0)
+        return Judged(claim, SMALLER, ours, scale, note=", ".join(filter(None, (few, diverged))))
+    combined = math.hypot(ours.error, claim.error or 0.0)
     difference = ours.value - claim.value
-    apart = difference / together if together else math.copysign(math.inf, difference) if difference else 0.0
-    same = abs(apart) <= NEAR and not lost
-    said = lost if claim.error is not None else ", ".join(filter(None, (lost, "the paper gives no spread")))
-    return Judged(claim, REPRODUCED if same else NOT_REPRODUCED, ours, scale, apart, said)
+    apart = difference / combined if combined else math.copysign(math.inf, difference) if difference else 0.0
+    same = abs(apart) <= NEAR and not diverged
+    note = diverged if claim.error is not None else ", ".join(filter(None, (diverged, "the paper gives no spread")))
+    return Judged(claim, REPRODUCED if same else NOT_REPRODUCED, ours, scale, apart, note)
 
 
 # Trends
@@ -75,15 +77,15 @@ def judge(claim: Claim, experiments: dict[str, Experiment], results: Results) ->
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether a trend holds in our results. `holds` is None if there are none."""
+    """Whether a trend holds in our results. `holds` is None if nothing was run."""
 
     holds: bool | None
-    said: str = ""
+    details: str = ""  # the numbers behind it
     n: int = 0
     scale: str = "full"
-    missing: int = 0  # comparisons that the trend is about and that were not run
-    part: str = ""  # direction and evidence, in columns
-    towards: bool = False  # every column that was run points in the paper's direction
+    missing: int = 0  # number of comparisons of the trend that were not run
+    part: str = ""  # direction and evidence: in how many columns
+    towards: bool = False  # whether every column that was run points in the paper's direction
     at: str = ""  # the scale in words
 
     def short(self, verdict: str) -> str:
@@ -94,10 +96,10 @@ class Finding:
         return "; ".join(filter(None, (seen, self.at)))
 
     def words(self, verdict: str) -> str:
-        """The same with the numbers behind it."""
-        first = self.said[:1]
-        said = (first.upper() if first.isascii() else first) + self.said[1:]  # a Greek letter keeps its case
-        return f"{self.short(verdict)}. {said}" if said else self.short(verdict)
+        """Direction, evidence and scale, with the numbers behind them."""
+        first = self.details[:1]
+        details = (first.upper() if first.isascii() else first) + self.details[1:]  # a Greek letter keeps its case
+        return f"{self.short(verdict)}. {details}" if details else self.short(verdict)
 
 
 NOTHING = Finding(None)
@@ -120,20 +122,20 @@ class Trend:
             return NOT_RUN, found
         found = replace(found, at=_scale(experiment, found))
         if found.scale != "full" or experiment.stands_in or found.n < FEWEST or (found.holds and found.missing):
-            return SMALLER, found  # one column where it holds is not every column
+            return SMALLER, found  # if it holds in some columns, it need not hold in those that were not run
         return (REPRODUCED if found.holds else OPEN if found.towards else NOT_REPRODUCED), found
 
 
 def _scale(experiment: Experiment, found: Finding) -> str:
     """The scale of our runs in words."""
     if found.scale == "full":
-        said = "at full scale"
+        text = "at full scale"
     else:
         part = "" if experiment.share == 1 else f" on {100 * experiment.share:g} % of the data"
-        said = (
+        text = (
             f"at 1/{experiment.shorter} of the paper's length" if experiment.shorter > 1 else "at small scale"
         ) + part
-    return f"{said}, in place of the paper's problem" if experiment.stands_in else said
+    return f"{text}, in place of the paper's problem" if experiment.stands_in else text
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,8 @@ class Contest:
 
     better: str
     worse: str
-    where: str = ""  # the column, as shown to people
-    stands_in: bool = False  # in place of the paper's: counts if it was run, and does not count as missing if not
+    where: str = ""  # name of the column in texts
+    stands_in: bool = False  # runs in place of the paper's: counts if it was run, but is not missing otherwise
 
 
 def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bool = True, allow: int = 0) -> Any:
@@ -167,7 +169,7 @@ def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bo
         return NOTHING
 
     def weigh(found: list[tuple[Contest, Difference, int]], scale: str) -> Finding:
-        """A cell with diverged runs does not count as better: only the runs that survived could be compared."""
+        """A cell with diverged runs does not count as better: only its other runs can be compared."""
         found = [(c, d, lost) for (c, _, lost), d in zip(found, judged([d for _, d, _ in found]), strict=True)]
         held = sum(d.verdict == "better" and not lost for _, d, lost in found)
         lines = [
@@ -197,7 +199,7 @@ def _difference(
 
 def interval_text(mean: Mean, metric: str, larger: bool = True) -> str:
     """A difference with its interval and n. Where smaller is better, it was computed with the opposite sign."""
-    factor, unit = (100, " points") if metric.endswith("accuracy") else (1, "")
+    factor, unit = (100, " points") if is_share(metric) else (1, "")
     sign = 1 if larger else -1
     shown = f"{sign * factor * mean.value:+.3g}{unit}"
     if mean.low is None or mean.high is None:
@@ -207,7 +209,7 @@ def interval_text(mean: Mean, metric: str, larger: bool = True) -> str:
 
 
 def falls_along(cells: Sequence[str], metric: str, rises: bool = False) -> Any:
-    """A check that a number falls (or rises) from cell to cell, by the t interval of the slope over the ranks."""
+    """A check that a number falls (or rises) from cell to cell, by the t interval of its slope over their ranks."""
 
     def check(experiment: Experiment, results: Results) -> Finding:
         for scale in ("full", "small"):

@@ -17,7 +17,7 @@ from ..lab.training.run import Run
 
 @dataclass(frozen=True)
 class Watch:
-    """What to measure after an epoch, and after which.
+    """What to measure after an epoch, and after which epochs.
 
     `frobenius`: ‖H‖² of the training loss by random probes (S3 Fig. 1: 1280 examples, every epoch, 100
     probes; here at most 200, because the library gives no error bar for fewer than 168);
@@ -26,7 +26,7 @@ class Watch:
 
     frobenius: bool = False
     top: int = 0
-    parts: int = 0  # how many times, evenly spread over the epochs, the last one included; 0: every epoch
+    parts: int = 0  # number of measurements, evenly spread over the epochs, including the last; 0: every epoch
     samples: int = 1280
     products: int = 200
 

@@ -1,4 +1,4 @@
-"""Cells, the tables and figures made of them, and the scales they run at.
+"""Cells, the tables and figures that consist of them, and the scales at which they are run.
 
 A cell is one complete, frozen configuration with a name, such as ``cifar10/cnn-5/gam``; an experiment, such as
 ``s0/table1``, is a grid of cells. At full scale a cell is what the paper did; "small" is the same with fewer epochs;
@@ -27,14 +27,14 @@ SETS = "steppe.papers.sets"
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration. Those without a recipe are computed by their experiment, not trained by the lab."""
+    """One configuration. A cell without a recipe is computed by its experiment, not trained by the lab."""
 
     name: str
     recipe: Recipe | None  # at full scale, seed 0
     label: str
     role: str = "method"
-    stands_for: str = ""  # the paper's cell that it is run in place of, if it is not the paper's
-    seeds: int = 0  # how many, if not as many as the experiment's
+    stands_for: str = ""  # the paper's cell in whose place it is run, if it is not the paper's
+    seeds: int = 0  # number of seeds; 0: that of the experiment
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,18 @@ class Experiment:
     shows: str  # what the paper's version shows
     cells: tuple[Cell, ...]
     seeds: int = 1
-    measuring: Measuring | None = None  # at the end of every run
-    measuring_small: Measuring | None = None  # at small scale, if the same would take too long there
-    watch: Watch | None = None  # after chosen epochs
-    watch_small: Watch | None = None  # likewise
-    compute: Callable[[str, str, int], dict[str, Any]] | None = None  # from cell, scale and seed, without training
-    choices: tuple[str, ...] = ()  # what the paper leaves open, and what is done here
+    measuring: Measuring | None = None  # what is measured at the end of every run
+    measuring_small: Measuring | None = None  # the same at small scale, if it would take too long there
+    watch: Watch | None = None  # what is measured after chosen epochs
+    watch_small: Watch | None = None  # the same at small scale
+    compute: Callable[[str, str, int], dict[str, Any]] | None = None  # a result without training: (cell, scale, seed)
+    choices: tuple[str, ...] = ()  # what the paper leaves open, and what was chosen here
     shorter: int = 10  # at small scale epochs, warm-up and schedule are divided by this
-    share: float = 1.0  # of the training data at small scale
-    stands_in: bool = False  # smaller than the paper's even at full scale
+    share: float = 1.0  # share of the training data at small scale
+    stands_in: bool = False  # whether it is smaller than the paper's experiment even at full scale
     needs: str = ""  # data and packages that it needs beyond the lab's
-    follows: Callable[[Iterable[Mapping[str, Any]]], Experiment] | None = None  # its form once these results are kept
-    stops: int = 0  # keep the numbers of so many epochs of a run, evenly spread; 0: of all
+    follows: Callable[[Iterable[Mapping[str, Any]]], Experiment] | None = None  # the experiment given these results
+    stops: int = 0  # number of epochs of a run, evenly spread, whose numbers are kept; 0: all
 
     @property
     def paper(self) -> str:
@@ -94,7 +94,7 @@ class Experiment:
 
     @cached_property
     def _scaled(self) -> dict[tuple[Recipe, str], Recipe]:
-        return {}  # making a recipe checks all its fields; results are looked up by it many times
+        return {}  # a cache: making a recipe checks all its fields, and results are looked up by it many times
 
     @cached_property
     def _identities(self) -> dict[tuple[Recipe, str], str]:
@@ -128,7 +128,7 @@ class Experiment:
 
 
 def select(experiment: Experiment, patterns: Iterable[str] = ()) -> tuple[Cell, ...]:
-    """The cells that patterns name: whole names, beginnings (``cifar10/cnn-5``), parts (``gam``) or ``*/cnn-*/gam``."""
+    """The cells that match: whole names, beginnings (``cifar10/cnn-5``), parts (``gam``) or ``*/cnn-*/gam``."""
     patterns = [piece for pattern in patterns for piece in pattern.split(",") if piece]
     chosen: dict[str, Cell] = {}
     for pattern in patterns:
@@ -176,16 +176,16 @@ _SMOKE_MODELS: dict[str, dict[str, Any]] = {
 
 
 def _smoke(experiment: Experiment, recipe: Recipe) -> Recipe:
-    """Two steps on eight images. Large models become cnn-3; form of data, method, optimizer, augmentation stay."""
+    """Two steps on eight images. Large models become cnn-3; method, optimizer, augmentation and data format stay."""
     data = f"{SETS}:smoke_{_SMOKE_DATA.get(recipe.data.split(':')[-1], 'folder')}"
     measured = experiment.measuring is not None or experiment.watch is not None
-    kept = recipe.model in _SMOKE_MODELS and not (measured and recipe.model.startswith("cnn"))
-    model = recipe.model if kept else "cnn-3"
+    keep_model = recipe.model in _SMOKE_MODELS and not (measured and recipe.model.startswith("cnn"))
+    model = recipe.model if keep_model else "cnn-3"
     base = "adamw" if recipe.base == "adabelief" else recipe.base  # adabelief comes from another package
-    apart = bool(recipe.hold_out) or recipe.auxiliary.startswith("held-out")  # of eight images some must be left
+    holds_out = bool(recipe.hold_out) or recipe.auxiliary.startswith("held-out")  # some of eight images must be left
     return replace(
         recipe, data=data, model=model, model_settings=_SMOKE_MODELS[model], epochs=1,
-        batch=min(recipe.batch, 2 if apart else 4), warmup=min(recipe.warmup, 1), share=max(recipe.share, 0.5),
+        batch=min(recipe.batch, 2 if holds_out else 4), warmup=min(recipe.warmup, 1), share=max(recipe.share, 0.5),
         compile=False, base=base, hold_out=0.25 if recipe.hold_out else 0.0,
     )  # fmt: skip
 
@@ -206,11 +206,11 @@ def check_scale(scale: str) -> str:
 def grid(
     *rows: tuple[str, str, str], columns: Sequence[tuple[str, dict[str, Any]]], label: str = "{}", **common: Any
 ) -> tuple[Cell, ...]:
-    """Every row in every column: rows are (name, label, method), columns (name, fields of the recipe)."""
+    """Cells for every row in every column: rows are (name, label, method), columns (name, fields of the recipe)."""
     cells = []
     for column, settings in columns:
-        for name, said, method in rows:
-            cells.append(trained(f"{column}/{name}", label.format(said), **{**common, **settings, "method": method}))
+        for name, text, method in rows:
+            cells.append(trained(f"{column}/{name}", label.format(text), **{**common, **settings, "method": method}))
     return tuple(cells)
 
 
@@ -221,7 +221,7 @@ def trained(name: str, label: str, *, stands_for: str = "", role: str = "", **fi
 
 
 def without_seed(recipe: dict[str, Any]) -> str:
-    """A text that is the same for all seeds of one recipe: of its fields, those that are not the defaults."""
+    """A text that identifies a recipe without its seed: the fields that differ from the defaults, as JSON."""
     return json.dumps(differing({k: v for k, v in recipe.items() if k != "seed"}), sort_keys=True)
 
 
@@ -229,7 +229,7 @@ _DEFAULT = Recipe().as_dict()
 
 
 def differing(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The fields that are not the defaults."""
+    """The fields that differ from the defaults."""
     return {name: value for name, value in recipe.items() if value != _DEFAULT.get(name)}
 
 

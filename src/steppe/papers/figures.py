@@ -1,6 +1,6 @@
 """The papers' figures, drawn from kept results only.
 
-Every image file has a digest of the results it was drawn from, so that a stale file can be told.
+Every image file contains a digest of the results that it was drawn from, so that an outdated file can be recognised.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GREY = "0.6"
 
 
 def draw(name: str, results: Results, folder: Path) -> Path | None:
-    """Draw one figure into a folder; None if nothing of it was run."""
+    """Draw one figure into a folder and return its path; None if nothing of it was run."""
     kept = drawable(name, results)
     figure = figure_of(name, results)
     if kept is None or figure is None:
@@ -62,7 +62,7 @@ def figure_of(name: str, results: Results) -> Figure | None:
 
 
 def drawable(name: str, results: Results) -> FigureResults | None:
-    """The results of a figure, or None if too few of its cells were run: some cells belong to other tables too."""
+    """The results of a figure; None if too few of its cells were run (some cells also belong to other tables)."""
     kept = FigureResults(find(name), results)
     return kept if len(kept.groups()) >= LEAST.get(name, 1) else None
 

@@ -1,4 +1,4 @@
-"""What the papers measured at the end of a run, beyond accuracy."""
+"""What the papers measured at the end of a run besides accuracy."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..support.errors import UserError
 
 @dataclass(frozen=True)
 class AtOwnRadius(Measuring):
-    """The lab's measures, the surrogate gap at the radius of the run's own method (S1 Fig. 4: 2h/ρ²)."""
+    """The lab's measures, and the surrogate gap at the radius of the run's own method (S1 Fig. 4: 2h/ρ²)."""
 
     points: int = 0
     gives: ClassVar[str] = "from_gap"
 
     def __call__(self, run: Run) -> dict[str, Any] | None:
-        """As the lab's, with `own_gap` and `from_gap`."""
+        """The lab's measurements, with `own_gap` and `from_gap` added."""
         found = super().__call__(run)
         rho = getattr(run.optimizer.method, "rho", None)
         if found is not None and isinstance(rho, (int, float)) and rho > 0:

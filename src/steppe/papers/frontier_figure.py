@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..lab.report.formatting import is_share
 from .definitions.frontier import LENGTHS
 from .frontier_table import Row, Table
 from .plotting import axes_for
@@ -29,13 +30,13 @@ def charts(tables: Sequence[Table], most: int = 2) -> Any:
 
 
 def chart(axis: Any, table: Table) -> None:
-    """Curves of the base, of its rivals and of SAM over their lengths; every other method is a mark."""
+    """Draw the base, its rivals and SAM as curves over their lengths, and every other method as a marker."""
     drawn = {name: [row for cell in cells if (row := table.row(cell))] for name, (_, _, cells) in _CURVES.items()}
     for name, rows in drawn.items():
         color, marker, _ = _CURVES[name]
         if rows:
             _points(axis, table, rows, rows[0].label, color=color, marker=marker, ls="--" if name != "base" else "-")
-    factor = 100 if table.regime.metric.endswith("accuracy") else 1
+    factor = 100 if is_share(table.regime.metric) else 1
     best = table.best_bases
     axis.plot(
         [one.length for one in best], [factor * one.mean.value for one in best], color="0.25", lw=6, alpha=0.2,
@@ -49,13 +50,13 @@ def chart(axis: Any, table: Table) -> None:
     axis.set_xscale("log", base=2)
     axis.set_xticks(LENGTHS, [f"{length}×" for length in LENGTHS])
     axis.minorticks_off()
-    share = table.regime.metric.endswith("accuracy")
-    axis.set(xlabel="cost in gradients", ylabel="test accuracy, %" if share else "test perplexity")
+    label = "test accuracy, %" if is_share(table.regime.metric) else "test perplexity"
+    axis.set(xlabel="cost in gradients", ylabel=label)
     axis.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _apart(costs: Sequence[float]) -> list[float]:
-    """Factors that put marks of about the same cost side by side."""
+    """Factors that move markers of about the same cost side by side."""
     alike: dict[int, list[int]] = {}
     for number, cost in enumerate(costs):
         alike.setdefault(round(4 * math.log2(cost)), []).append(number)
@@ -67,7 +68,7 @@ def _apart(costs: Sequence[float]) -> list[float]:
 
 
 def _points(axis: Any, table: Table, rows: Sequence[Row], label: str, place: float = 1.0, **style: Any) -> None:
-    factor = 100 if table.regime.metric.endswith("accuracy") else 1
+    factor = 100 if is_share(table.regime.metric) else 1
     there = [(place * row.cost, m) for row in rows if row.cost and (m := row.group.mean(table.regime.metric))]
     if there:
         x, y = [cost for cost, _ in there], [factor * m.value for _, m in there]

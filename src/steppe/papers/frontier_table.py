@@ -1,4 +1,4 @@
-"""The results of `extra/frontier`, regime by regime: what each method gains over the best base at its cost."""
+"""The results of `extra/frontier` by regime: what each method gains over the best base at its cost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Best:
-    """The best that the base does at no more than a cost: trained for less, stopped early, averaged, with Nesterov."""
+    """The best form of the base at no more than a cost: trained for less, stopped early, averaged, or with Nesterov."""
 
     length: int  # the cost, relative to the base at length 1
     label: str
@@ -70,7 +70,7 @@ class Table:
 
 
 def tables(results: Results, experiment: Experiment = FRONTIER) -> list[Table]:
-    """One for each regime of which anything was run."""
+    """The tables of all regimes of which anything was run."""
     found = [table_of(regime, results, experiment) for regime in REGIMES]
     return [table for table in found if table.rows]
 
@@ -80,36 +80,36 @@ def table_of(regime: Regime, results: Results, experiment: Experiment = FRONTIER
     groups = dict(_groups(regime, results, experiment))
     base = groups.get("base-1")
     unit = average(base, "gradients") if base else None
-    free = [group for group in groups.values() if group.role in BASE_ROLES]
+    variants = [group for group in groups.values() if group.role in BASE_ROLES]
     larger, rows, found = larger_is_better(regime.metric), [], []
     for cell, group in groups.items():
         mine = average(group, "gradients")
         cost = mine / unit if mine and unit else None
-        length = None if cost is None or group in free else length_for(cost)
+        length = None if cost is None or group in variants else length_for(cost)
         rows.append(Row(cell, group, cost, length))
-        rivals = against_rivals(group, free, regime.metric, cost=length * unit) if length and unit else []
+        rivals = against_rivals(group, variants, regime.metric, cost=length * unit) if length and unit else []
         found.append(rivals)
     best = _best_bases(groups, unit, regime.metric) if unit else ()
     return Table(regime, tuple(_with_gains(rows, found, larger)), tuple(best))
 
 
 def _best_bases(groups: dict[str, Group], unit: float, metric: str) -> Iterator[Best]:
-    """The best by its mean at no more than each length; lost runs rule a base out."""
-    free = [group for group in groups.values() if group.role in BASE_ROLES and not group.diverged]
+    """The form of the base with the best mean at no more than each length; a form with diverged runs does not count."""
+    variants = [group for group in groups.values() if group.role in BASE_ROLES and not group.diverged]
     sign = 1 if larger_is_better(metric) else -1
 
     def value(rival: Rival) -> float:
         return sign * mean_of(list(rival.values.values())).value
 
     for length in LENGTHS:
-        rivals = [rival for group in free for rival in rivals_of(group, metric, length * unit * (1 + EQUAL))]
+        rivals = [rival for group in variants for rival in rivals_of(group, metric, length * unit * (1 + EQUAL))]
         if f"base-{length}" in groups and rivals:
             best = max(rivals, key=value)
             yield Best(length, best.label, mean_of(list(best.values.values())))
 
 
 def length_for(cost: float) -> int:
-    """The shortest length of the base that costs as much as a method, or nearly.
+    """The shortest length of the base that costs about as much as a method.
 
     >>> [length_for(cost) for cost in (1.0, 1.1, 2.1, 3.0, 6.0)]
     [1, 1, 2, 4, 8]
@@ -131,7 +131,7 @@ def _groups(regime: Regime, results: Results, experiment: Experiment) -> Iterato
 
 
 def _with_gains(rows: list[Row], rivals: list[list[Difference]], larger: bool) -> Iterator[Row]:
-    """Each method beside the rival that is hardest to beat; all methods of the regime are one family."""
+    """The rows with the difference to the rival that is hardest to beat; all methods of a regime are one family."""
     family = sum(any(one.n >= FEWEST for one in some) for some in rivals)
     among = [len(some) for some in rivals for _ in some]
     done = iter(judged([one for some in rivals for one in some], larger, among=among, family=family))

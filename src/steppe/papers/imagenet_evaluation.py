@@ -1,4 +1,4 @@
-"""Testing a trained net on ImageNet-Real, -v2, -R and -C (S1, Table 1), as far as these sets are present."""
+"""Testing a trained net on ImageNet-Real, -v2, -R and -C (S1, Table 1), if these test sets are present."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class OtherSets(Measuring):
                 for other in OTHER_SETS:
                     if other.found(imagenet) is not None:
                         found |= self._tested(run, other, imagenet)
-        if said := missing_text(run.data):
-            _tell(run, said)
+        if note := missing_text(run.data):
+            _print(run, note)
         return found or None
 
     def _tested(self, run: Run, other: OtherSet, imagenet: ImageNet) -> dict[str, Any]:
@@ -59,16 +59,16 @@ class OtherSets(Measuring):
             whole = right_of_all / images if asked.among else None
             if kind and asked.part.endswith("/5"):
                 far = f"{len(shares)} of {len(MAIN_CORRUPTIONS)}"
-                _tell(run, f"{other.name}, {kind}: {100 * _mean(shares[kind]):.2f} % ({far})")
+                _print(run, f"{other.name}, {kind}: {100 * _mean(shares[kind]):.2f} % ({far})")
         value = _mean([_mean(of_kind) for of_kind in shares.values()])
-        _tell(run, f"{other.name}: {100 * value:.2f} % of {total} images")
+        _print(run, f"{other.name}: {100 * value:.2f} % of {total} images")
         entry: dict[str, Any] = {"value": value, "images": total}
         if "" not in shares:
             entry["corruptions"] = shares  # by severity, from 1
         return {other.metric: entry} | ({} if whole is None else {OF_ALL: {"value": whole, "images": total}})
 
     def _count(self, run: Run, asked: TestPart) -> tuple[int, int, int]:
-        """How many images, correct answers among the set's classes, and correct answers among all classes."""
+        """The numbers of images, and of correct answers among the set's classes and among all classes."""
         count = min(len(asked.images), self.samples or len(asked.images))
         among = torch.tensor(asked.among, dtype=torch.int64, device=run.device)
         begin = right = right_of_all = 0
@@ -83,7 +83,7 @@ class OtherSets(Measuring):
 
 
 def _logits(run: Run, inputs: Tensor) -> Tensor:
-    """As the run evaluates itself, but with the bare `run.net`: the first rank measures alone."""
+    """The outputs as in the run's own evaluation, but with the unwrapped `run.net`: only the first rank measures."""
     with torch.no_grad(), autocast(run.recipe.precision, run.device):
         return run.net(prepare(inputs, run.data, run.batches.dtype))
 
@@ -111,8 +111,8 @@ def missing_text(data: DataSet) -> str:
         return f"not tested on ImageNet's other sets: {data.name} is not a folder of images"
     missing = [other for other in OTHER_SETS if other.found(imagenet) is None]
     names = ", ".join(f"{other.name} ({other.places[0]})" for other in missing)
-    return f"not tested on what is not in {imagenet.beside}: {names}" if missing else ""
+    return f"not tested on these sets, which are not in {imagenet.beside}: {names}" if missing else ""
 
 
-def _tell(run: Run, text: str) -> None:
+def _print(run: Run, text: str) -> None:
     print(f"{run.record['label']}, seed {run.recipe.seed}: {text}", file=sys.stderr, flush=True)

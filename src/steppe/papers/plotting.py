@@ -1,4 +1,4 @@
-"""What the figures share: results of one scale, axes, means with error bars."""
+"""Helpers of the figures: results at one scale, axes, means with error bars."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .store import Results
 
 
 class FigureResults:
-    """The results of one experiment, all of one scale: the scale that most of it was run at."""
+    """The results of one experiment at one scale: the one at which most of its cells were run."""
 
     def __init__(self, experiment: Experiment, results: Results):
         self.experiment, self.results = experiment, results
@@ -51,7 +51,7 @@ def axes_for(count: int, width: float = 3.2, height: float = 2.6, most: int = 4)
 
 
 def band(axis: Any, x: Sequence[float], runs: Iterable[Sequence[float]], **style: Any) -> None:
-    """Mean over runs, and one standard error around it."""
+    """Draw the mean over runs, with a band of one standard error."""
     means = [mean_of(column) for column in zip(*runs, strict=True)]
     middle = [mean.value for mean in means]
     (line,) = axis.plot(x, middle, **style)
@@ -60,7 +60,7 @@ def band(axis: Any, x: Sequence[float], runs: Iterable[Sequence[float]], **style
 
 
 def points(axis: Any, x: Sequence[Any], means: Sequence[Mean | None], factor: float = 100, **style: Any) -> None:
-    """Means with standard errors; missing ones are left out."""
+    """Draw means with standard errors; missing values are left out."""
     there = [(a, m) for a, m in zip(x, means, strict=True) if m is not None]
     values = [factor * m.value for _, m in there]
     axis.errorbar([a for a, _ in there], values, [factor * (m.error or 0) for _, m in there], capsize=2, **style)

@@ -42,4 +42,6 @@ def _read(name: str) -> dict[str, Any]:
             from safetensors.torch import load_file
 
             return load_file(path)
-    raise UserError(f"there are no weights {name} in {folder}: train them with --keep-weights, and set STEPPE_WEIGHTS")
+    raise UserError(
+        f"no weights {name} in {folder}: train them with --keep-weights, and set STEPPE_WEIGHTS to their folder"
+    )

@@ -36,7 +36,7 @@ class Quadratics:
 
     @classmethod
     def drawn(cls, seed: int, count: int = 15) -> Quadratics:
-        """Random eigenvalues. Sets torch's seed, which `learn` goes on with."""
+        """Random eigenvalues. Sets torch's seed; `learn` draws from the same generator afterwards."""
         torch.manual_seed(seed)
         true = 1 + torch.rand(count, dtype=torch.float64)
         return cls(true, f(true + 0.01 * torch.randn_like(true)))

@@ -1,4 +1,4 @@
-"""What a flat minimum may be good for once training has ended: rounded weights, changed images, honest confidence."""
+"""Properties of a trained net for which flatness may help: rounded weights, corrupted images, calibration."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..lab.training.final_curvature import Measuring
 from ..lab.training.run import Run
 
 BITS, BINS = 4, 15
-POINTWISE = ("gaussian-noise", "shot-noise", "impulse-noise", "speckle-noise")  # on images too small for the others
+POINTWISE = ("gaussian-noise", "shot-noise", "impulse-noise", "speckle-noise")  # for images too small for blurs
 
 
 @contextmanager
 def rounded(net: nn.Module, bits: int = BITS) -> Iterator[None]:
-    """The net with its weights rounded to so many bits; afterwards they are as they were.
+    """A context in which the weights of a net are rounded to this many bits; afterwards they are restored.
 
-    Matrices and kernels are rounded, one scale for each output: the largest weight is 2^(bits − 1) − 1 steps. Biases
-    and normalisation layers stay as they are.
+    Matrices and kernels are rounded with one scale per output: the largest weight is 2^(bits − 1) − 1 steps. Biases and
+    normalisation layers are not rounded.
     """
     weights = [p for p in net.parameters() if p.dim() >= 2]
     before = [p.detach().clone() for p in weights]
@@ -40,7 +40,7 @@ def rounded(net: nn.Module, bits: int = BITS) -> Iterator[None]:
 
 
 def rounded_tensor(weight: Tensor, bits: int = BITS) -> Tensor:
-    """A weight rounded to so many bits, with one scale for each row.
+    """A weight tensor rounded to this many bits, with one scale per row.
 
     >>> rounded_tensor(torch.tensor([[7.0, 3.4, -0.6], [0.0, 0.0, 0.0]]))
     tensor([[ 7.,  3., -1.],
@@ -66,13 +66,13 @@ def calibration_error(logits: Tensor, targets: Tensor, bins: int = BINS) -> floa
 
 @dataclass(frozen=True)
 class Robustness(Measuring):
-    """The test metric with weights of four bits; for images also accuracy on changed ones, and calibration."""
+    """The test metric with four-bit weights; for images also the accuracy on corrupted ones, and the calibration."""
 
-    images: int = 1000  # of the test set, the first ones, are changed
+    images: int = 1000  # number of test images, the first ones, that are corrupted
     gives: ClassVar[str] = "rounded"
 
     def __call__(self, run: Run) -> dict[str, Any] | None:
-        """Each by name; None if the model is sharded over processes."""
+        """The measurements by name; None if the model is sharded over processes."""
         if run.ranks.kind == "fsdp2":
             return None
         with rounded(run.net):
@@ -104,15 +104,15 @@ def outputs(run: Run, batches: Any) -> tuple[Tensor, Tensor]:
 
 
 def kinds_for(data: DataSet) -> tuple[tuple[str, ...], int]:
-    """The corruptions for images of this size, and the severity: blurs are made for 32x32 pixels."""
+    """The corruptions for images of this size, and their severity: blurs are defined for 32x32 pixels."""
     return (tuple(CORRUPTIONS), 3) if min(data.input_shape[-2:]) >= 32 else (POINTWISE, 5)
 
 
-_CHANGED: dict[tuple[Any, ...], Tensor] = {}  # all runs of a process share them
+_CHANGED: dict[tuple[Any, ...], Tensor] = {}  # a cache that all runs of a process share
 
 
 def changed(data: DataSet, kind: str, severity: int, count: int) -> Tensor:
-    """The first test images with a corruption, in [0, 1]; grey ones as three equal channels, of which one is taken."""
+    """The first test images with a corruption, in [0, 1]. Grey images are corrupted as three equal channels."""
     assert isinstance(data.test, Split)
     images = data.test.inputs[:count]
     key = (images.data_ptr(), tuple(images.shape), kind, severity)

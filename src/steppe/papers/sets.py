@@ -1,4 +1,4 @@
-"""Data as the papers use it, and a few real images for smoke runs. Records name this module: it must keep its path.
+"""Data as the papers use it, and a few real images for smoke runs. Records name this module, so it must not move.
 
 S0's inputs are in [0, 1] and not normalised, unlike the lab's: these are the lab's sets without normalisation.
 They are read from $STEPPE_DATA, which `steppe paper run --data-dir` sets.
@@ -101,7 +101,7 @@ def smoke_folder() -> DataSet:
 
 
 def smoke_text() -> DataSet:
-    """Text of a language model: this file."""
+    """Text for a language model: this source file."""
     data = text_in(Path(__file__))
     return replace(data, train=subset(data.train, torch.arange(8)))
 
@@ -125,7 +125,7 @@ def _written() -> Path:
 
     alone = Path(tempfile.mkdtemp(prefix="steppe-smoke-"))
     atexit.register(shutil.rmtree, alone, ignore_errors=True)
-    folder = alone / "imagenet"  # the folder beside it is searched too: it must be ours
+    folder = alone / "imagenet"  # in a new folder, because other test sets are searched for beside it
     x, _ = _digits(48, 3)
     for row, (image, label) in enumerate(zip(x, [row % 4 for row in range(16)], strict=True)):
         place = folder / ("train" if row < 8 else "val") / str(label)

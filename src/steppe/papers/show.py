@@ -1,4 +1,4 @@
-"""Our numbers beside a paper's, as rows of text for the terminal and for the page."""
+"""Our numbers beside a paper's, as rows of text for the terminal and for the documentation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..lab.data.imagenet_sets import METRICS as OTHER_METRICS
+from ..lab.report.formatting import is_share
 from ..lab.statistics import Mean, summarise
 from .claims import NOT_RUN, Claim, Finding, Judged, Trend, interval_text, judge
 from .experiment import Cell, Experiment
@@ -29,16 +30,16 @@ class Line:
     scale: str
     diverged: int
     seconds: float | None = None  # of training, per run
-    uncollected: int = 0  # runs that are finished and not kept
+    uncollected: int = 0  # number of finished runs that are not collected yet
 
     @property
     def has_run(self) -> bool:
-        """Whether there are runs behind it."""
+        """Whether anything was run for this row."""
         return self.ours is not None or self.diverged > 0
 
     @property
     def verdict(self) -> str:
-        """One of the four verdicts, or that the paper has no such number."""
+        """The verdict on the claim; for a result without a claim, a note that the number is ours only."""
         if self.judged is not None:
             return self.judged.verdict
         return ("ours only" if self.scale == "full" else "ours only, smaller scale") if self.has_run else NOT_RUN
@@ -48,7 +49,7 @@ class Line:
         claim = self.judged.claim if self.judged else None
         name = self.cell.name + _of(self.metric)
         apart = self.judged.apart if self.judged else None
-        note = self.judged.said if self.judged else f"{self.diverged} diverged" if self.diverged else ""
+        note = self.judged.note if self.judged else f"{self.diverged} diverged" if self.diverged else ""
         if self.cell.stands_for:
             note = ", ".join(filter(None, (f"in place of {self.cell.stands_for}", note)))
         scale = f"{self.scale} scale" if self.scale not in ("", "full") else ""
@@ -63,25 +64,20 @@ class Line:
 
 
 def _of(metric: str) -> str:
-    """The name of a metric other than the accuracy on the test set."""
-    said = _METRICS.get(metric, metric)
-    return f" ({said})" if said else ""
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric is an accuracy, which is shown in percent."""
-    return metric.endswith("accuracy")
+    """The name of a metric in parentheses; empty for the accuracy on the test set."""
+    name = _METRICS.get(metric, metric)
+    return f" ({name})" if name else ""
 
 
 def paper_number(claim: Claim) -> str:
-    """The paper's number, with its spread and runs."""
+    """The paper's number with its spread."""
     factor = 100 if is_share(claim.metric) else 1
     text = f"{factor * claim.value:.2f}"
     return text if claim.error is None else f"{text} ± {factor * claim.error:.2f}"
 
 
 def our_number(mean: Mean | None, metric: str) -> str:
-    """Ours with its interval, or with a note that there is none."""
+    """Our number with its interval, or with a note that there is none."""
     if mean is None:
         return NOT_RUN
     factor = 100 if is_share(metric) else 1
@@ -96,7 +92,7 @@ def our_number(mean: Mean | None, metric: str) -> str:
 
 
 def lines(experiment: Experiment, results: Results, scale: str | None = None) -> list[Line]:
-    """A row for every claim about the experiment, and for every other trained cell. Computed cells have trends only."""
+    """A row for every claim about the experiment, and for every other trained cell. Computed cells have only trends."""
     claimed: dict[str, list[Claim]] = {}
     for claim in claims():
         if claim.experiment == experiment.name:
@@ -104,8 +100,12 @@ def lines(experiment: Experiment, results: Results, scale: str | None = None) ->
     found = []
     for cell in (cell for cell in experiment.cells if cell.recipe is not None):
         best, group = results.best(experiment, cell) if scale is None else (scale, results.of(experiment, cell, scale))
-        lost, time = len(group.diverged), group.mean("seconds")
-        rest: Any = (lost, None if time is None else time.value, sum("uncollected" in r for r in group.records))
+        time = group.mean("seconds")
+        rest: Any = (
+            len(group.diverged),
+            None if time is None else time.value,
+            sum("uncollected" in r for r in group.records),
+        )
         mine = claimed.get(cell.name, ()) if scale is None else ()
         for claim in mine:
             judged = judge(claim, experiments(), results)
@@ -175,7 +175,7 @@ def print_experiment(experiment: Experiment, results: Results, scale: str | None
 
 
 def _to_collect(experiment: Experiment, results: Results, scales: Sequence[str]) -> list[str]:
-    """How to keep the runs that are finished and not collected."""
+    """The commands that collect the finished runs that are not collected yet."""
     found: dict[tuple[str, str], set[str]] = {}
     for scale in scales:
         for cell in experiment.cells:
@@ -206,10 +206,10 @@ def overview(results: Results) -> list[tuple[str, str, int, int, str]]:
 
 
 def matrix(shown: list[Line]) -> list[tuple[str, ...]]:
-    """Methods down, columns across, as papers print it: ours ± standard error (n), then / the paper's.
+    """A table with methods as rows, as papers print it: ours ± standard error (n) / the paper's number.
 
-    A column's head says whether it was run at a smaller scale. Columns without runs are left out; the table is empty
-    if fewer than two columns or rows are left.
+    The head of a column says whether it was run at a smaller scale. Columns without runs are left out. With fewer than
+    two columns or rows there is no table.
     """
     at: dict[tuple[str, str], Line] = {}
     for line in shown:
@@ -240,18 +240,18 @@ def matrix(shown: list[Line]) -> list[tuple[str, ...]]:
 
 
 def offset(shown: list[Line]) -> str:
-    """How far our numbers are above or below the paper's on average."""
+    """A sentence on the average difference between our numbers and the paper's; empty for fewer than three."""
     pairs = [(line.ours.value, line.judged.claim.value) for line in shown
              if line.ours and line.judged and line.judged.apart is not None and is_share(line.metric)]  # fmt: skip
     if len(pairs) < 3:
         return ""
     apart = [100 * (ours - paper) for ours, paper in pairs]
-    said = f"ours minus the paper's is {sum(apart) / len(apart):+.2f} points on average"
-    return f"Over {len(pairs)} cells {said}, from {min(apart):+.2f} to {max(apart):+.2f}."
+    mean = f"ours minus the paper's is {sum(apart) / len(apart):+.2f} points on average"
+    return f"Over {len(pairs)} cells {mean}, from {min(apart):+.2f} to {max(apart):+.2f}."
 
 
 def run_on(experiment: Experiment, results: Results) -> list[str]:
-    """Hardware, versions and commits of the results, with the number of runs of each and their time."""
+    """One line for each machine and version that results come from, with the number of runs and their time."""
     found: dict[str, dict[str, float]] = {}
     for cell in experiment.cells:
         for record in results.best(experiment, cell)[1].records:

@@ -1,7 +1,7 @@
-"""Kept results: a JSON-lines file per table or figure, a line per run. Tables, figures and verdicts are made of them.
+"""Kept results: one JSON-lines file per table or figure, one line per run. Tables, figures and verdicts come from them.
 
-They are in the folder `results` of the source checkout; without one, in the folder `results` of the current folder. The
-package itself has none, and nothing is ever written into it.
+They are in the folder `results` of the source checkout; without a checkout, in `results` of the current folder. The
+package itself contains none, and nothing is ever written into it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def results_folder() -> Path:
-    """Where kept results are: in the source checkout that this package is part of, else in the current folder."""
+    """The folder of kept results: in the source checkout that this package is part of, else in the current folder."""
     root = _PACKAGE.parents[1]
     checkout = _PACKAGE.parent.name == "src" and (root / "pyproject.toml").is_file()
     return root / "results" if checkout else Path("results")
@@ -39,7 +39,7 @@ def results_folder() -> Path:
 
 @dataclass
 class Results:
-    """Runs by what was run: a figure finds the runs of a table if their recipes are the same."""
+    """Kept runs, found by recipe: a figure also finds the runs of a table if their recipes are the same."""
 
     by_file: dict[str, dict[str, dict[int, Line]]] = field(default_factory=dict)
     _scales: dict[str, str] = field(default_factory=dict)  # by experiment, see `scale_of`
@@ -53,9 +53,9 @@ class Results:
         return found
 
     def with_uncollected(self, folder: Path) -> Results:
-        """The same results, and the finished runs in a folder and its folders that are not collected yet.
+        """These results together with the finished runs in a folder and its subfolders that are not collected yet.
 
-        Each has the folder that it is in as `uncollected`. It counts only for a seed that has no kept run.
+        Such a run has its folder as `uncollected`. It counts only for a seed that has no kept run.
         """
         own: dict[str, list[Line]] = {}  # computed results belong to their experiment
         for line in _uncollected(folder):
@@ -83,19 +83,19 @@ class Results:
         return Group(cell.label, cell.role, recipe, [runs[seed] for seed in sorted(runs)])
 
     def distinct(self, experiment: Experiment, scale: str) -> list[Group]:
-        """The runs of every cell that has any, each once: at a short scale two cells may have the same recipe."""
+        """The groups of all cells with runs, each group once: at small scale two cells may have the same recipe."""
         groups = [self.of(experiment, cell, scale) for cell in experiment.cells]
         first = {group.records[0]["key"]: group for group in reversed(groups) if group.records}
         return list(reversed(first.values()))
 
     def best(self, experiment: Experiment, cell: Cell | str) -> tuple[str, Group]:
-        """A cell's runs and their scale: the experiment's, else another; "" and no runs if there are none."""
+        """The scale and the runs of a cell: at the experiment's scale, else at another; "" and no runs without any."""
         own = self.scale_of(experiment)
         group = self.of(experiment, cell, own or "full")
         return (own, group) if group.records else self.largest(experiment, cell)
 
     def largest(self, experiment: Experiment, cell: Cell | str) -> tuple[str, Group]:
-        """The same at the largest scale that the cell was run at: for comparison with the paper's number."""
+        """The scale and the runs of a cell at its largest scale, for the comparison with the paper's number."""
         for scale in KEPT_SCALES:
             group = self.of(experiment, cell, scale)
             if group.records:
@@ -105,8 +105,8 @@ class Results:
     def scale_of(self, experiment: Experiment) -> str:
         """The scale that most of an experiment's cells were run at; "" if none was run.
 
-        It is not the largest scale: one cell of a figure may be a table's too, run at full scale, and must not be
-        compared with the others.
+        It is not the largest scale: one cell of a figure may also belong to a table that was run at full scale, and
+        must not be compared with the others.
         """
         if experiment.name not in self._scales:
             counts = {
@@ -128,7 +128,7 @@ def _by_run(lines: Iterable[Line]) -> dict[str, dict[int, Line]]:
 
 
 def kept_lines(slug: str, containing: str = "") -> Iterator[Line]:
-    """The kept runs of an experiment whose text contains this. The others are not parsed, which is fast."""
+    """The kept runs of an experiment whose text contains `containing`. Other lines are not parsed, which is fast."""
     return _lines(results_folder() / f"{slug}.jsonl", containing)
 
 
@@ -148,7 +148,7 @@ def _lines(path: Path, containing: str = "") -> Iterator[Line]:
 
 
 def _uncollected(folder: Path) -> Iterator[Line]:
-    """The finished runs in a folder and its folders. Other files are no concern of ours, and pass without a warning."""
+    """The finished runs in a folder and its subfolders. Other files are ignored without a warning."""
     for path in sorted((*folder.glob("*.json"), *folder.glob("*/*.json"))):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RecordWarning)
@@ -166,7 +166,7 @@ def _uncollected(folder: Path) -> Iterator[Line]:
 
 
 def collect(folder: Path, experiment: Experiment, scale: str = "full", into: Path | None = None) -> tuple[int, int]:
-    """Add the finished runs in a folder to the experiment's results; how many there are now, and how many are new."""
+    """Add the finished runs in a folder to the experiment's results; return the numbers of all and of new results."""
     into = into or results_folder()
     if into.resolve().is_relative_to(_PACKAGE):
         raise UserError(f"{into} is inside the package: choose another folder for results")
@@ -180,7 +180,7 @@ def collect(folder: Path, experiment: Experiment, scale: str = "full", into: Pat
         file for cell in experiment.cells if cell.recipe is None for file in _computed_files(folder, experiment, cell)
     ]
     _take(kept, _finished(folder, experiment, scale, {file.name for file in computed}))
-    if experiment.follows is not None:  # runs of this very folder may decide which other cells there are
+    if experiment.follows is not None:  # the runs just added may decide which other cells there are
         experiment = experiment.follows(kept.values())
         _take(kept, _finished(folder, experiment, scale, set()))
     for file in computed:
@@ -197,14 +197,14 @@ def collect(folder: Path, experiment: Experiment, scale: str = "full", into: Pat
 
 
 def _take(kept: dict[str, Line], lines: Iterable[Line]) -> None:
-    """Add runs to those that are kept, unless the kept one has more measurements."""
+    """Add runs to the kept ones, unless a kept run has more measurements."""
     for line in lines:
         if _measured(kept.get(line["key"])) <= _measured(line):
             kept[line["key"]] = line
 
 
 def _finished(folder: Path, experiment: Experiment, scale: str, apart_from: set[str]) -> Iterator[Line]:
-    """The finished runs of an experiment in a folder. Of cells with the same recipe the first one names a run."""
+    """The finished runs of an experiment in a folder. A run is named after the first cell that has its recipe."""
     records = read_records([path for path in sorted(folder.glob("*.json")) if path.name not in apart_from])
     ended: dict[str, list[Any]] = {}
     for record in records:
@@ -217,7 +217,7 @@ def _finished(folder: Path, experiment: Experiment, scale: str, apart_from: set[
 
 
 def _measured(line: Line | None) -> set[str]:
-    """What was measured in a run. A later run without these measurements does not replace it."""
+    """The names of what was measured in a run; a later run without these measurements does not replace it."""
     return set() if line is None else {*line["metrics"], *line["curvature"]}
 
 
@@ -225,16 +225,16 @@ _COLUMNS = ("test_accuracy", "test_loss", "train_loss", "train_accuracy", "secon
 
 
 def compact(record: Mapping[str, Any], cell: str, scale: str, stops: int = 0) -> Line:
-    """The part of a lab record that is kept: numbers by epoch in columns, to five digits.
+    """The part of a lab record that is kept: the numbers of all epochs in columns, to five digits.
 
-    With `stops`, of all epochs only those that end so many equal parts of training, with their numbers.
+    With `stops`, only the epochs at the ends of that many equal parts of training are kept.
     """
     epochs = record["epochs"]
     if stops:
         ends = sorted({round(k * len(epochs) / stops) for k in range(1, stops + 1)} - {0})
         epochs = [epochs[place - 1] for place in ends]
     names = dict.fromkeys([*_COLUMNS, record.get("metric") or "test_accuracy"])
-    digits = 7 if stops else 5  # a run that is stopped early is compared with others: as exact as their final numbers
+    digits = 7 if stops else 5  # early-stopped results are compared with final ones, so they have as many digits
     columns = {name: [_short(entry.get(name), digits) for entry in epochs] for name in names if name in epochs[-1]}
     if stops:
         columns["epoch"] = [entry["epoch"] for entry in epochs]
@@ -248,7 +248,9 @@ def compact(record: Mapping[str, Any], cell: str, scale: str, stops: int = 0) ->
     for name in ("frobenius", "top_values", "trace"):
         if any(name in entry for entry in epochs):
             metrics[name] = [_short(entry.get(name)) for entry in epochs]
-    curvature = {k: v for k, v in (record.get("curvature") or {}).items() if k != "density"}  # long, and in no figure
+    curvature = {
+        k: v for k, v in (record.get("curvature") or {}).items() if k != "density"
+    }  # long, and not used in any figure
     line = {
         "format": FORMAT, "key": record["key"], "cell": cell, "scale": scale, "seed": record["recipe"]["seed"],
         "status": record["status"], "recipe": differing(record["recipe"]), "role": record["role"],
@@ -262,7 +264,7 @@ def compact(record: Mapping[str, Any], cell: str, scale: str, stops: int = 0) ->
 
 
 def as_record(line: Line, **fields: Any) -> dict[str, Any]:
-    """A kept run in the form of a lab record, as far as statistics need it: its epochs are a list again."""
+    """A kept run in the form of a lab record, as far as statistics need it: with its epochs as a list."""
     columns = line["epochs"] if "epoch" in line["epochs"] else {"epoch": []}
     rows = zip(*columns.values(), strict=True)
     epochs = [dict(zip(columns, row, strict=True)) for row in rows]
@@ -281,7 +283,7 @@ def _final(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _short(value: Any, digits: int = 5) -> Any:
-    """The same with fewer digits."""
+    """The value with its numbers rounded to this many significant digits."""
     if isinstance(value, float) and math.isfinite(value):
         return float(f"{value:.{digits}g}")
     if isinstance(value, dict):
@@ -310,7 +312,7 @@ def write_computed(line: Line, folder: Path) -> None:
 
 
 def read_computed(path: Path) -> Line | None:
-    """A computed result; None if there is no such file, None with a warning if the file is something else."""
+    """The computed result in a file; None if the file does not exist or, with a warning, has another content."""
     if not path.exists():
         return None
     try:
@@ -320,5 +322,5 @@ def read_computed(path: Path) -> Line | None:
     needed = {"key", "cell", "scale", "seed", "values"}
     if isinstance(line, dict) and line.get("format") == FORMAT and needed <= set(line):
         return line
-    warnings.warn(f"{path} is not a result of the format {FORMAT} and does not count", RecordWarning, stacklevel=2)
+    warnings.warn(f"{path} is not a result of the format {FORMAT} and is skipped", RecordWarning, stacklevel=2)
     return None

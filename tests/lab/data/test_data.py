@@ -223,7 +223,7 @@ def test_unknown_and_missing_data(tmp_path):
     for name, said in [
         ("cifar10", "no data set 'cifar10': did you mean cifar-10 or cifar-100?"),
         ("Mnits", "no data set 'mnits': did you mean mnist or digits?"),
-        ("folder:/no/such", "there is no folder /no/such"),
+        ("folder:/no/such", "folder /no/such does not exist"),
         (
             "imagenet",
             f"imagenet is not in {tmp_path}: name its folder with --data-dir or STEPPE_DATA; to get it you need an "
@@ -233,7 +233,7 @@ def test_unknown_and_missing_data(tmp_path):
         with pytest.raises(UserError) as error:
             load(name)
         assert str(error.value) == said
-    with pytest.raises(UserError, match=rf"^there is no folder {tmp_path}/none$"):
+    with pytest.raises(UserError, match=rf"^folder {tmp_path}/none does not exist$"):
         load("mnist", tmp_path / "none")
     with pytest.raises(UserError) as error:
         load("svhn")
@@ -249,9 +249,9 @@ def test_what_is_missing_of_a_set_is_named(tmp_path):
     (tmp_path / "SVHN").mkdir()
     (tmp_path / "SVHN" / "train_32x32.mat").touch()
     (tmp_path / "imagenet" / "val").mkdir(parents=True)
-    with pytest.raises(UserError, match=rf"^svhn is not whole: {tmp_path}/SVHN/test_32x32.mat is missing: name its"):
+    with pytest.raises(UserError, match=rf"^svhn is incomplete: {tmp_path}/SVHN/test_32x32.mat is missing: name its"):
         load("svhn")
-    with pytest.raises(UserError, match=rf"^imagenet is not whole: {tmp_path}/imagenet/train is missing: name its"):
+    with pytest.raises(UserError, match=rf"^imagenet is incomplete: {tmp_path}/imagenet/train is missing: name its"):
         load("imagenet")
 
 

@@ -101,7 +101,7 @@ def test_cifar10_c_is_made_or_read(tmp_path):
     read = load("cifar-10-c:jpeg:4", tmp_path, verify=False)
     assert read.name == "cifar-10-c: jpeg 4" and same(read.test, corrupt(x, "jpeg", 4), y)
     assert same(load("cifar-10-c:jpeg", tmp_path, verify=False).test, severities, y.repeat(5))
-    with pytest.raises(UserError, match=r"there is no file .*fog\.npy"):
+    with pytest.raises(UserError, match=r"file .*fog\.npy does not exist"):
         load("cifar-10-c:fog:1", tmp_path, verify=False)
 
 
@@ -162,14 +162,14 @@ def test_bad_idx_files(tmp_path):
     path = tmp_path / "images"
     raw = idx_bytes(images("mnist", 3)[:, 0].numpy())
     for content, said in [
-        (raw[:-1], f"{path} is cut short or damaged: {len(raw) - 1} bytes, its header promises {len(raw)}"),
-        (raw[:7], f"{path} is cut short: 7 bytes, its header alone has 16"),
+        (raw[:-1], f"{path} is truncated or damaged: {len(raw) - 1} bytes, its header promises {len(raw)}"),
+        (raw[:7], f"{path} is truncated: 7 bytes, its header alone has 16"),
         (b"", f"{path} is not in idx format: it begins with nothing"),
         (b"GIF89a", f"{path} is not in idx format: it begins with 47 49 46 38"),
     ]:
         path.write_bytes(content)
         assert told(read_idx, path) == said
-    assert told(read_idx, tmp_path / "none") == f"there is no file {tmp_path / 'none'}"
+    assert told(read_idx, tmp_path / "none") == f"file {tmp_path / 'none'} does not exist"
     zipped = tmp_path / "images.gz"
     zipped.write_bytes(gzip.compress(raw)[:-20])
     assert told(read_idx, zipped).startswith(f"{zipped} cannot be read: ")
@@ -184,7 +184,7 @@ def test_bad_cifar_files(tmp_path):
     path = tmp_path / "batch"
     path.write_bytes(bytes(3073 + 5))
     assert told(read_cifar_binary, [path]) == (
-        f"{path} is cut short or not CIFAR's binary version: 3078 bytes, not a multiple of 3073"
+        f"{path} is truncated or not CIFAR's binary version: 3078 bytes, not a multiple of 3073"
     )
     path.write_bytes(old_pickle({"data": np.zeros((2, 3072), np.uint8)}))
     assert told(read_cifar_pickle, [path]) == f"{path} is not CIFAR's Python version: it has no 'labels'"
@@ -207,10 +207,10 @@ def test_a_pickle_cannot_run_code(tmp_path):
 
 def test_bad_svhn_files(tmp_path):
     path = tmp_path / "train_32x32.mat"
-    assert told(read_svhn, path) == f"there is no file {path}"
+    assert told(read_svhn, path) == f"file {path} does not exist"
     write_svhn(tmp_path / "SVHN")
     path.write_bytes((tmp_path / "SVHN/train_32x32.mat").read_bytes()[:5000])
-    assert told(read_svhn, path).startswith(f"{path} is cut short or not a MATLAB file with X and y: ")
+    assert told(read_svhn, path).startswith(f"{path} is truncated or not a MATLAB file with X and y: ")
     savemat(path, {"X": np.zeros((32, 32, 3)), "y": np.zeros((1, 1))})
     assert told(read_svhn, path).endswith("expected X of bytes, H x W x 3 x N, found float64 of shape (32, 32, 3)")
 

@@ -56,7 +56,7 @@ def test_text_of_the_data_folder(tmp_path):
 
 
 def test_errors_in_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"there is no .*text: name a text file, or a folder of files NAME\.txt"):
+    with pytest.raises(UserError, match=r"text does not exist: name a text file, or a folder of files NAME\.txt"):
         load("text", tmp_path, task="language")
     with pytest.raises(UserError, match="is for language models: --task language"):
         load("text", tmp_path)

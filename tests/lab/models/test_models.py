@@ -287,8 +287,8 @@ def test_a_users_mistakes_are_told_in_one_line(users):
 
     users.wrong, users.failing, users.number = lambda: 3, failing, 7
     for name, said in {
-        "users_net:wrong": "model 'users_net:wrong' gave a int, not a torch.nn.Module",
-        "users_net:failing": "model 'users_net:failing' for inputs (5,) could not be made: RuntimeError: no weights",
+        "users_net:wrong": "model 'users_net:wrong' returned a int, not a torch.nn.Module",
+        "users_net:failing": "model 'users_net:failing' for inputs (5,) could not be built: RuntimeError: no weights",
         "users_net:number": "model 'users_net:number': users_net has no function 'number'",
         "no_such_module:build": "model 'no_such_module:build': cannot import no_such_module "
         "(No module named 'no_such_module')",
@@ -308,7 +308,7 @@ def test_built_in_mistakes_are_told_in_one_line():
             build(name, CIFAR, 10, **settings)
         assert str(error.value) == said
     with pytest.raises(
-        UserError, match=r"^model 'cnn-5' for inputs \(3, 32, 32\) could not be made: TypeError: .*width"
+        UserError, match=r"^model 'cnn-5' for inputs \(3, 32, 32\) could not be built: TypeError: .*width"
     ):
         build("cnn-5", CIFAR, 10, width=3)
 

@@ -50,12 +50,12 @@ def test_settings_of_the_base():
     ("recipe", "message"),
     [
         (Recipe(base="adamw", base_settings={"beta": 1}), "base adamw: no setting 'beta': did you mean betas"),
-        (Recipe(base="adam", momentum=0.9), "momentum is for sgd"),
+        (Recipe(base="adam", momentum=0.9), "base adam takes no momentum"),
         (Recipe(base="adam", nesterov=True), "nesterov is not a setting of base adam"),
         (Recipe(base="sgd", nesterov=True), "Nesterov momentum requires a momentum"),
-        (Recipe(base="mine_bases:wrong"), "gave a Linear, not a torch.optim.Optimizer"),
-        (Recipe(base="mine_bases:nothing"), "gave no optimizer"),
-        (Recipe(base="mine_bases:raises"), "could not be made: KeyError: 'lr'"),
+        (Recipe(base="mine_bases:wrong"), "returned a Linear, not a torch.optim.Optimizer"),
+        (Recipe(base="mine_bases:nothing"), "returned no optimizer"),
+        (Recipe(base="mine_bases:raises"), "could not be built: KeyError: 'lr'"),
         (Recipe(base="mine_bases:absent"), "has no function 'absent'"),
     ],
 )
@@ -101,7 +101,7 @@ def test_an_unknown_base_says_which_packages_have_more(monkeypatch):
     for name in ("timm", "pytorch_optimizer"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr("importlib.util.find_spec", there.get)
-    with pytest.raises(UserError, match=r"no base 'lamp'.* More bases: pip install timm or pytorch-optimizer$"):
+    with pytest.raises(UserError, match=r"no base 'lamp'.* more bases: pip install timm or pytorch-optimizer$"):
         check_base("lamp")
     there |= {"timm": "a spec", "pytorch_optimizer": "another"}
     with pytest.raises(UserError, match=r"no base 'lamp'(?!.*install)"):

@@ -335,5 +335,5 @@ def test_without_scripts_the_answer_and_the_table_are_there(browser, paths):
     assert page.locator("table.results tbody tr").count() == 4
     assert page.locator("h1.conclusion").is_visible() and page.locator("table.results .verdict").first.is_visible()
     assert page.locator(".saves, .hint").count() == 0  # nothing that would need a script
-    assert page.get_by_text("A script draws this chart. It has not run.").first.is_visible()
+    assert page.get_by_text("This chart needs JavaScript, which is disabled.").first.is_visible()
     context.close()

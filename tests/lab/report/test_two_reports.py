@@ -130,7 +130,7 @@ def test_the_command_writes_one_page_with_both(tmp_path, monkeypatch):
     assert 'id="differences"' in (tmp_path / "a" / "difference.html").read_text("utf-8")
     again = run("a", "--against", "b", "--out", "both.html", "--metric", "test_loss")
     assert again.exit_code == 0 and (tmp_path / "both.html").exists()
-    wrong = {("a", "--against", "a"): "are the same runs", ("a", "--against", "c"): "there is no c"}
+    wrong = {("a", "--against", "a"): "are the same runs", ("a", "--against", "c"): "c does not exist"}
     (tmp_path / "empty").mkdir()
     wrong["a", "--against", "empty"] = "there are no records in empty"
     for args, said in wrong.items():

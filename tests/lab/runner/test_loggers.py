@@ -50,7 +50,7 @@ def test_mlflow_in_files(tmp_path, monkeypatch):
 
 def test_an_own_logger_and_unknown_ones(tmp_path, monkeypatch):
     assert logger_maker("") is None
-    with pytest.raises(UserError, match="there are tensorboard, wandb, mlflow and your own"):
+    with pytest.raises(UserError, match="use tensorboard, wandb, mlflow or your own"):
         logger_maker("paper")
     (tmp_path / "mine_logger.py").write_text(
         "import json\n"

@@ -132,7 +132,7 @@ def test_a_run_that_was_taken_over_is_left_to_the_other(tmp_path, monkeypatch):
 
 def test_things_of_a_python_program_cannot_wait(tmp_path):
     recipe = Recipe(data="digits", model=keep("model", lambda: None))
-    with pytest.raises(UserError, match="python:model is of this Python program"):
+    with pytest.raises(UserError, match="python:model exists only in this Python program"):
         queue_up([Job(recipe)], Place(tmp_path))
 
 
@@ -153,7 +153,7 @@ def test_commands_fill_a_queue_and_work_it_off(tmp_path, monkeypatch):
     done = run(*command, "--on", "queue")
     assert done.exit_code == 0 and "wrote runs/report.html" in done.stdout, "nothing is left: the report"
     for wrong, message in {
-        "work nowhere": "there is no folder nowhere", "work .": "no runs wait in .",
+        "work nowhere": "folder nowhere does not exist", "work .": "no runs wait in .",
         "work runs --stale 0": "--stale above 0",
         "sweep --range lr=0.1..1 --on queue": "--on queue is for a --grid",
     }.items():  # fmt: skip

@@ -214,7 +214,9 @@ def test_a_study_of_another_question_is_not_gone_on_with():
     sampled("--range", "lr=0.01..0.2", "--study", "mine")
     result = CliRunner().invoke(app, ["sweep", "--range", "lr=0.01..0.3", "--study", "mine", *QUICK])
     assert result.exit_code == 2 and len([x for x in result.stderr.splitlines() if "too short" not in x]) == 1
-    assert "the study mine in sqlite:///runs/sweep.db is of another search: choose another --study" in result.stderr
+    assert (
+        "the study mine in sqlite:///runs/sweep.db belongs to another search: choose another --study" in result.stderr
+    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

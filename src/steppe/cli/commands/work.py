@@ -32,7 +32,7 @@ def command(
     from ...lab.runner.shared_folder import counts, work
 
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
+        raise UserError(f"folder {folder} does not exist")
     if threads < 1 or stale <= 0:
         raise UserError("--threads must be at least 1, and --stale above 0")
     if not counts(folder):

@@ -7,7 +7,7 @@ batch can be augmented inside a captured graph (the generator must be on the dev
     none                  nothing
     crop=4                pad with 4 black pixels, then crop at random
     flip                  flip left and right with probability 1/2
-    alternating-flip      flip each image in every other epoch; which of them in the first is chosen at random
+    alternating-flip      flip each image in every other epoch; a random half of them in the first
     translate=2           move by up to 2 pixels, a random number each way; the border is filled by reflection
     basic                 crop=4, then flip
     cutout=16             a square hole of 16 pixels with a random centre
@@ -33,13 +33,13 @@ from .image_operations import AUTOAUGMENT, RANDAUGMENT, apply, magnitudes, rows
 
 @dataclass(frozen=True)
 class _Draw:
-    """What the steps of a policy need: random numbers and the colour that fills holes."""
+    """Random numbers for the steps of a policy, and the colour that fills holes."""
 
     generator: torch.Generator
     device: torch.device
     fill: Tensor
     peak: float
-    flipped: Tensor | None = None  # whether it is the turn of each image to be flipped; None: at random
+    flipped: Tensor | None = None  # for each image, whether alternating-flip flips it in this epoch; None: at random
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform in [0, 1), on the batch's device."""
@@ -150,9 +150,8 @@ def _basic(x: Tensor, draw: _Draw) -> Tensor:
 def _cutout(x: Tensor, draw: _Draw, side: float) -> Tensor:
     count, _, height, width = x.shape
 
-    def inside(
-        size: int,
-    ) -> Tensor:  # as in the original: the centre is a pixel, and the square may extend beyond the border
+    def inside(size: int) -> Tensor:
+        # As in the original: the centre is a pixel, and the square may extend beyond the border.
         start = draw.integers(size, count, 1) - int(side) // 2
         place = torch.arange(size, device=x.device)
         return (place >= start) & (place < start + int(side))
@@ -197,7 +196,7 @@ _LARGEST = {"randaugment": (100, 30)}  # more operations than 100 are a typing m
 
 @lru_cache(maxsize=64)
 def parse(policy: str) -> tuple[tuple[Callable[..., Tensor], tuple[float, ...]], ...]:
-    """The steps of a policy with their settings; a mistake in it is a `UserError`."""
+    """The steps of a policy with their settings; raises `UserError` for an invalid policy."""
     steps = []
     for part in policy.split("+"):
         name, given, text = part.strip().partition("=")
@@ -226,7 +225,7 @@ def _settings(part: str, text: str, default: tuple[float, ...], limits: tuple[fl
 
 
 def policy_names() -> list[str]:
-    """The names a policy may be made of."""
+    """The names of all steps of which a policy may consist."""
     return ["none", *_STEPS]
 
 

@@ -20,11 +20,11 @@ class Layout(Protocol):
     """One way in which the files of a data set are arranged in a folder."""
 
     def there(self, root: Path) -> bool:
-        """Whether its files are there."""
+        """Whether its files exist."""
         ...
 
     def lacking(self, root: Path) -> Path | None:
-        """A missing file or folder, if others are there."""
+        """A missing file or folder, if others exist; else None."""
         ...
 
     def read(self, root: Path, checksums: Mapping[Name, Checksum] | None) -> tuple[Readable, Readable]:
@@ -42,11 +42,11 @@ class Files:
     reader: Callable[[Sequence[Path]], Split]
 
     def there(self, root: Path) -> bool:
-        """Whether every file is there."""
+        """Whether every file exists."""
         return self._whole(root) is not None
 
     def lacking(self, root: Path) -> Path | None:
-        """The first missing file, if others are there."""
+        """The first missing file, if others exist; else None."""
         for splits in self._paths(root):
             paths = [path for split in splits for path in split]
             if any(path.exists() for path in paths):
@@ -104,7 +104,7 @@ class Entry:
         return next((layout for layout in self.layouts if layout.there(root)), None)
 
     def how(self, root: Path) -> str:
-        """How to get it."""
+        """Instructions to get it: a shell command, or a text."""
         return command(self.sources, root) if self.sources else self.by_hand
 
     def load(self, root: Path, fetch: bool, verify: bool) -> DataSet:
@@ -117,11 +117,11 @@ class Entry:
             raise UserError(self._missing(root))
         train, test = layout.read(root, {s.name: s.md5 for s in self.sources} if verify else None)
         if verify and (found := int(train.targets.max()) + 1) != self.classes:
-            raise UserError(f"{self.name} in {root} has {found} classes, not {self.classes}: another set?")
+            raise UserError(f"{self.name} in {root} has {found} classes, not {self.classes}: is it another data set?")
         return DataSet(self.name, train, test, self.classes, self.mean, self.std)
 
     def _missing(self, root: Path) -> str:
         lacking = next((path for layout in self.layouts if (path := layout.lacking(root))), None)
-        where = f"is not whole: {lacking} is missing" if lacking else f"is not in {root}"
+        where = f"is incomplete: {lacking} is missing" if lacking else f"is not in {root}"
         how = ", or add --download, or run: " if self.sources else "; to get it you need "
         return f"{self.name} {where}: name its folder with --data-dir or STEPPE_DATA{how}{self.how(root)}"

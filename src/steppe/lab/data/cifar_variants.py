@@ -16,10 +16,8 @@ from .corruptions import CORRUPTIONS, SEVERITIES, all_corrupted
 from .dataset import DataSet, Split, with_targets
 
 _CIFAR10 = ENTRIES["cifar-10"]
-_OTHER_FILES = {
-    "jpeg": "jpeg_compression",
-    "elastic": "elastic_transform",
-}  # published file names that differ from our names
+# Published file names that differ from our names:
+_OTHER_FILES = {"jpeg": "jpeg_compression", "elastic": "elastic_transform"}
 LABELS = ("aggre", "worse", "random1", "random2", "random3")
 _HUMAN = ("CIFAR-10N/CIFAR-10_human", "CIFAR-10_human", "CIFAR-10N/cifar10n_labels", "cifar10n_labels")
 
@@ -59,11 +57,11 @@ def _published(folder: Path, name: str, severities: tuple[int, ...]) -> Split:
 
 def _array(path: Path) -> Any:
     if not path.exists():
-        raise UserError(f"there is no file {path}")
+        raise UserError(f"file {path} does not exist")
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} is cut short or not a numpy file: {one_line(error)}") from error
+        raise UserError(f"{path} is truncated or not a numpy file: {one_line(error)}") from error
 
 
 def cifar10n(clean: DataSet, root: Path, which: str) -> DataSet:

@@ -1,9 +1,9 @@
 """CIFAR-10-C, generated: common corruptions of small colour images in five severities.
 
-After Hendrycks and Dietterich (2019), with their constants for 32x32 images, for whole batches. 17 of the 19: frost
-needs photographs, and spatter needs an edge detector and a distance transform. Noise and fog use other random numbers
-than the published files, and blurs follow their definitions and not the rounding of one library. So use them to compare
-methods with each other, and do not compare an accuracy with a published table.
+After Hendrycks and Dietterich (2019), with their constants for 32x32 images, for whole batches. 17 of their 19 are
+here: frost needs photographs, and spatter needs an edge detector and a distance transform. Noise and fog use other
+random numbers than the published files, and blurs do not reproduce the rounding of a particular library. So use them to
+compare methods with each other, not to compare an accuracy with a published table.
 
 All random numbers come from a generator on the CPU: a seed gives the same images on every device, up to rounding.
 """

@@ -1,7 +1,7 @@
 """A data set: two splits, the number of classes, and how raw inputs become inputs of a model.
 
-A split is anything with `len` and `take(rows, seed)`, which returns those rows' inputs and targets on the split's
-device. All reading goes through `DataSet.batches`. `Split` keeps all examples in memory, images as bytes.
+A split is any object with `len` and `take(rows, seed)`, which returns the inputs and targets of these rows on the
+split's device. All reading goes through `DataSet.batches`. `Split` keeps all examples in memory, images as bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Readable(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, rows: Tensor, seed: int | None = None) -> Batch:
-        """These rows' inputs and targets. `seed` is for splits that crop at random while reading."""
+        """The inputs and targets of these rows. `seed` is for splits that crop at random while reading."""
         ...
 
     def to(self, device: Device) -> Readable:
@@ -78,7 +78,7 @@ class Examples(Split):
 
 @dataclass(frozen=True)
 class DataSet:
-    """Training and test examples. `classes` is how many numbers a model gives for an example.
+    """Training and test examples. `classes` is the number of outputs that a model has for an example.
 
     `mean` and `std` are per channel, for inputs scaled to [0, 1]; if empty, inputs are only scaled. `peak` is the
     largest value that a byte of an image takes.
@@ -91,7 +91,7 @@ class DataSet:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     peak: float = 255.0
-    tokens: bool = False  # inputs are numbers of tokens, and stay whole numbers
+    tokens: bool = False  # whether inputs are token ids, which stay integers
 
     def to(self, device: Device) -> DataSet:
         """The same data on a device: examples in memory move there; streamed batches are delivered there."""
@@ -109,7 +109,7 @@ class DataSet:
         order: Tensor | None = None,
         seed: int | None = None,
     ) -> Iterator[Batch]:
-        """Batches of a split, in this order of rows (default: as stored). The last batch may be smaller.
+        """Batches of a split, in the given order of rows (default: as stored). The last batch may be smaller.
 
         `seed` determines the random crops of data that is streamed from files (None: centre crops).
         """
@@ -149,7 +149,7 @@ def _constants(mean: tuple, std: tuple, device: torch.device, dtype: torch.dtype
 
 
 def first(data: DataSet, share: float) -> DataSet:
-    """The data set with only the first `share` of its training examples: 0.1 gives the papers' "-S" sets."""
+    """The data set with only the first `share` of its training examples: 0.1 gives S3's "-S" sets."""
     if not 0 < share <= 1:
         raise UserError(f"share must be above 0 and at most 1, not {share:g}")
     count = round(share * len(data.train))
@@ -181,7 +181,7 @@ def with_targets(split: Readable, targets: Tensor) -> Any:
     """The split with other targets."""
     there = targets.to(split.targets.device)
     if not is_dataclass(split):
-        raise UserError(f"labels can be changed in a Split, not in a {type(split).__name__}")
+        raise UserError(f"labels can be replaced in a Split, not in a {type(split).__name__}")
     return replace(split, targets=there)
 
 

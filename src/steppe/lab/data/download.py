@@ -1,4 +1,4 @@
-"""Downloading published data: with verified checksums, completely or not at all, with a progress bar."""
+"""Downloading published data, with verified checksums and a progress bar. A file appears completely or not at all."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _unpack(archive: Path) -> list[Path]:
     try:
         if archive.suffix == ".zip":
             with zipfile.ZipFile(archive) as packed:
-                packed.extractall(inside)  # never writes outside this folder this folder
+                packed.extractall(inside)  # zipfile never writes outside this folder
         else:
             with tarfile.open(archive) as packed:
                 settings: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # early 3.10 has none

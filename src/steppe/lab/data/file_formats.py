@@ -1,4 +1,4 @@
-"""Readers of the standard file formats. Each returns images as uint8, N x C x H x W, or names the file that is bad."""
+"""Readers of the standard file formats. Each returns images as uint8, N x C x H x W; an error names the bad file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def contents(path: Path) -> bytes:
         raw = path.read_bytes()
         return gzip.decompress(raw) if path.suffix == ".gz" else raw
     except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
+        raise UserError(f"file {path} does not exist") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {one_line(error)}") from error
 
@@ -51,7 +51,7 @@ def read_idx(path: Path) -> Tensor:
     kind, dimensions = np.dtype(_IDX_TYPES[raw[2]]), raw[3]
     start = 4 + 4 * dimensions
     if len(raw) < start:
-        raise UserError(f"{path} is cut short: {len(raw)} bytes, its header alone has {start}")
+        raise UserError(f"{path} is truncated: {len(raw)} bytes, its header alone has {start}")
     shape = struct.unpack(f">{dimensions}I", raw[4:start])
     _expect(path, len(raw), start + int(np.prod(shape, dtype=np.int64)) * kind.itemsize)
     array = np.frombuffer(raw, kind, offset=start).reshape(shape)
@@ -74,7 +74,7 @@ def read_cifar_binary(paths: Sequence[Path], label_bytes: int = 1) -> Split:
         raw = np.frombuffer(contents(path), np.uint8)
         if len(raw) == 0 or len(raw) % size:
             raise UserError(
-                f"{path} is cut short or not CIFAR's binary version: {len(raw)} bytes, not a multiple of {size}"
+                f"{path} is truncated or not CIFAR's binary version: {len(raw)} bytes, not a multiple of {size}"
             )
         parts.append(torch.from_numpy(raw.reshape(-1, size).copy()))
     rows = torch.cat(parts)
@@ -129,12 +129,12 @@ def read_svhn(path: Path) -> Split:
     """SVHN's cropped digits, a MATLAB file: X is 32 x 32 x 3 x N, y is 1..10 where 10 means the digit 0."""
     reader = require("scipy.io", "scipy", "reading SVHN's files")
     if not path.exists():
-        raise UserError(f"there is no file {path}")
+        raise UserError(f"file {path} does not exist")
     try:
         found = reader.loadmat(path, variable_names=["X", "y"])
         images, labels = found["X"], found["y"].reshape(-1).astype(np.int64)
     except Exception as error:  # scipy raises many kinds for a damaged file
-        raise UserError(f"{path} is cut short or not a MATLAB file with X and y: {one_line(error)}") from error
+        raise UserError(f"{path} is truncated or not a MATLAB file with X and y: {one_line(error)}") from error
     if images.ndim != 4 or images.shape[2] != 3 or images.dtype != np.uint8:
         raise UserError(f"{path}: expected X of bytes, H x W x 3 x N, found {images.dtype} of shape {images.shape}")
     return Split(torch.from_numpy(np.ascontiguousarray(images.transpose(3, 2, 0, 1))), torch.from_numpy(labels % 10))
@@ -142,4 +142,4 @@ def read_svhn(path: Path) -> Split:
 
 def _expect(path: Path, found: int, expected: int) -> None:
     if found != expected:
-        raise UserError(f"{path} is cut short or damaged: {found} bytes, its header promises {expected}")
+        raise UserError(f"{path} is truncated or damaged: {found} bytes, its header promises {expected}")

@@ -24,7 +24,7 @@ from ...support.errors import UserError, one_line, require
 from .dataset import Batch, Device, Readable, Split
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-_AHEAD = 4  # batches that are decoded while one is used
+_AHEAD = 4  # number of batches that are decoded while one is used
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class FolderSplit:
         return next(self.stream([rows], seed))
 
     def stream(self, batches: Sequence[Tensor], seed: int | None = None) -> Iterator[Batch]:
-        """The images of each batch of rows, decoded ahead."""
+        """The images of each batch of rows; a few batches are decoded ahead."""
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
             waiting: deque[tuple[list[Future[Tensor]], Tensor]] = deque()
             try:
@@ -63,7 +63,7 @@ class FolderSplit:
                         yield self._ready(*waiting.popleft())
                 while waiting:
                     yield self._ready(*waiting.popleft())
-            finally:  # do not wait for files that a reader that stops early does not need
+            finally:  # if the reader stops early, do not decode what it does not need
                 for jobs, _ in waiting:
                     for job in jobs:
                         job.cancel()
@@ -127,7 +127,7 @@ class Folders:
     in_memory: bool = False
 
     def there(self, root: Path) -> bool:
-        """Whether there is such a folder with train and val."""
+        """Whether such a folder with train and val exists."""
         return self._folder(root) is not None
 
     def lacking(self, root: Path) -> Path | None:

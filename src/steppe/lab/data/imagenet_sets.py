@@ -56,7 +56,7 @@ class ImageNet:
 
     @property
     def beside(self) -> Path:
-        """The folder that ImageNet's is in."""
+        """The folder that contains ImageNet's folder."""
         deep = self.folder.parts[-3:] == ("ILSVRC", "Data", "CLS-LOC")
         return self.folder.parents[2] if deep else self.folder.parent
 
@@ -95,7 +95,7 @@ class OtherSet:
     images: int = 0  # in each part, with all 1000 classes; 0: the reader checks it
 
     def found(self, imagenet: ImageNet) -> Path | None:
-        """Where it is."""
+        """Its path, or None if it is missing."""
         homes = (imagenet.beside, imagenet.folder)
         return next((path for home in homes for place in self.places if (path := home / place).exists()), None)
 
@@ -108,7 +108,7 @@ class OtherSet:
             count = len(part.images)
             if self.images and count != self.images and len(imagenet.classes) == 1000:
                 where = path / part.part
-                raise UserError(f"{where} has {count} images, not {self.images}: not whole, or another set")
+                raise UserError(f"{where} has {count} images, not {self.images}: incomplete, or another set")
             yield part
 
 
@@ -124,7 +124,7 @@ def _need_all(folder: Path, pairs: Iterable[tuple[str, int]], imagenet: ImageNet
     missing = set(range(len(imagenet.classes))) - {target for _, target in pairs}
     if missing:
         first = min(missing)
-        raise UserError(f"{folder} is not whole: it has no images of class {first}, {imagenet.classes[first]}")
+        raise UserError(f"{folder} is incomplete: it has no images of class {first}, {imagenet.classes[first]}")
 
 
 def _real(path: Path, imagenet: ImageNet) -> Iterator[TestPart]:
@@ -147,7 +147,7 @@ def _lists(path: Path, classes: int) -> list[list[int]]:
     try:
         lists = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is cut short or not JSON: {one_line(error)}") from error
+        raise UserError(f"{path} is truncated or not JSON: {one_line(error)}") from error
     wanted = f"a list, for each image, of its correct classes, from 0 to {classes - 1}"
     if not isinstance(lists, list):
         raise UserError(f"{path} must be {wanted}, in one list; it is a {type(lists).__name__}")
@@ -185,7 +185,7 @@ def _c(path: Path, imagenet: ImageNet) -> Iterator[TestPart]:
     parts = [f"{kind}/{severity}" for kind in MAIN_CORRUPTIONS for severity in SEVERITIES]
     for part in parts:
         if not (path / part).is_dir():
-            raise UserError(f"{path} is not whole: {path / part} is missing")
+            raise UserError(f"{path} is incomplete: {path / part} is missing")
     for part in parts:
         pairs = images_by_class(path / part, imagenet.number)
         _need_all(path / part, pairs, imagenet)

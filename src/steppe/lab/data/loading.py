@@ -28,7 +28,7 @@ class Listing:
     test: int
     classes: int
     found: bool
-    how: str  # how to get it
+    how: str  # instructions to get it
 
 
 def data_root(root: Path | str | None = None) -> Path:
@@ -45,7 +45,7 @@ def data_names(root: Path | str | None = None) -> list[Listing]:
         Listing(e.name, e.about, e.train, e.test, e.classes, e.found(where) is not None, e.how(where))
         for e in ENTRIES.values()
     ]
-    own = "put files NAME.txt into its folder text, or name any file or folder: text:PATH"
+    own = "put files NAME.txt into the subfolder text, or name any file or folder: text:PATH"
     text = Listing("text", "your text, as bytes, for --task language", 0, 0, 256, (where / "text").exists(), own)
     return [digits, *files, *(Listing(*variant.line(where)) for variant in VARIANTS), text]
 
@@ -83,7 +83,7 @@ def load(
     if name == "digits":
         return _digits()
     if root is not None and not where.is_dir() and not download:
-        raise UserError(f"there is no folder {where}")
+        raise UserError(f"folder {where} does not exist")
 
     def built_in(name: str) -> DataSet:
         if name not in ENTRIES:
@@ -109,7 +109,7 @@ def _digits() -> DataSet:
 
 def _folder(path: Path, size: int = 224) -> DataSet:
     if not path.is_dir():
-        raise UserError(f"there is no folder {path}")
+        raise UserError(f"folder {path} does not exist")
     train, test = read_folder(path, size)
     imagenet = ENTRIES["imagenet"]
     return DataSet(f"folder:{path.name}", train, test, int(train.targets.max()) + 1, imagenet.mean, imagenet.std)
@@ -119,7 +119,7 @@ def _users(name: str, task: str) -> DataSet:
     function = user_function("data set", name)
     try:
         with same_random_numbers():
-            made = function() if callable(function) else function  # a Python program hands over the data itself
+            made = function() if callable(function) else function  # a Python program may pass the data itself
     except UserError:
         raise
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Text as a data set: bytes, in rows of equal length, each byte the target of those before it.
+"""Text as a data set: bytes in rows of equal length, where the target of each byte is the next one.
 
-Documents are kept apart: whole ones are tested on. Bytes need no vocabulary, so that text of any language and any file
-will do, and a perplexity is one of bytes.
+Whole documents are held out for the test. Bytes need no vocabulary, so text in any language and any file works; the
+perplexity is per byte.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 from ...support.errors import UserError
 from .dataset import DataSet, Examples
 
-LENGTH = 128  # bytes that a model sees
+LENGTH = 128  # bytes per row
 BYTES = 256
 TENTH = 10
 
 
 def text_in(path: Path) -> DataSet:
-    """A text file, or all files NAME.txt of a folder and its folders.
+    """The data set of a text file, or of all files NAME.txt in a folder and its subfolders.
 
-    Of a folder every tenth document, in the order of their names, is test data. Of a single file the last tenth is.
+    Test data is every tenth document of a folder, in alphabetical order, or the last tenth of a single file.
     """
     if path.is_file():
         whole = _read(path)
@@ -38,7 +38,7 @@ def text_in(path: Path) -> DataSet:
         test = documents[TENTH - 1 :: TENTH]
         train = [one for place, one in enumerate(documents, 1) if place % TENTH]
     else:
-        raise UserError(f"there is no {path}: name a text file, or a folder of files NAME.txt")
+        raise UserError(f"{path} does not exist: name a text file, or a folder of files NAME.txt")
     splits = [_rows(documents, path) for documents in (train, test)]
     return DataSet(f"text:{path.name}", *splits, classes=BYTES, tokens=True)
 
@@ -48,7 +48,7 @@ def _read(path: Path) -> Tensor:
 
 
 def _rows(documents: Sequence[Tensor], path: Path) -> Examples:
-    """Rows of each document, without what is left at its end. The target of a byte is the next one."""
+    """The rows of all documents; an incomplete row at the end of a document is dropped."""
     inputs, targets = [], []
     for document in documents:
         count = (len(document) - 1) // LENGTH

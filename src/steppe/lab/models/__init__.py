@@ -39,7 +39,7 @@ _made: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of the user's fu
 
 
 def model_names() -> list[tuple[str, str]]:
-    """Name and one line about each model."""
+    """The name of each model and one line about it."""
     return [(name, (inspect.getdoc(make) or "").split("\n")[0]) for name, make in MODELS.items()]
 
 
@@ -63,9 +63,9 @@ def build(name: str, input_shape: Sequence[int], classes: int, **settings: Any) 
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"model {name!r} for inputs {shape} could not be made: {describe(error)}") from error
+        raise UserError(f"model {name!r} for inputs {shape} could not be built: {describe(error)}") from error
     if not isinstance(model, nn.Module):
-        raise UserError(f"model {name!r} gave a {type(model).__name__}, not a torch.nn.Module")
+        raise UserError(f"model {name!r} returned a {type(model).__name__}, not a torch.nn.Module")
     if model in _made:  # a run would go on from the weights of another
         raise UserError(f"model {name!r} gave the same module again: make a new one each time it is called")
     _made.add(model)

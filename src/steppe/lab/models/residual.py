@@ -46,7 +46,7 @@ class Padded(nn.Module):
 
 
 def conv(width: int, following: int, size: int = 3, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    """A convolution that keeps the size at stride 1, without bias: batch norm has one."""
+    """A convolution that keeps the size at stride 1; without a bias, because batch norm has one."""
     return nn.Conv2d(width, following, size, stride, padding=size // 2, groups=groups, bias=False)
 
 

@@ -41,8 +41,8 @@ def _blocks(width: int, depth: int, heads: int, causal: bool = False) -> nn.Sequ
     return nn.Sequential(*blocks)
 
 
-def _start(net: nn.Module, *others: Tensor) -> None:
-    """Small random weights, and biases of zero."""
+def _initialise(net: nn.Module, *others: Tensor) -> None:
+    """Initialise with small random weights, and with biases of zero."""
     for module in net.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.trunc_normal_(module.weight, std=0.02)
@@ -66,7 +66,7 @@ class VisionTransformer(nn.Module):
         self.blocks = _blocks(width, depth, heads)
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, classes)
-        _start(self, self.token, self.positions)
+        _initialise(self, self.token, self.positions)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images to logits."""
@@ -87,7 +87,7 @@ class Decoder(nn.Module):
         self.blocks = _blocks(width, depth, heads, causal=True)
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, tokens)
-        _start(self, self.positions)
+        _initialise(self, self.positions)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens, N x T, to logits of the next ones, N x T x tokens."""

@@ -22,7 +22,7 @@ from ...support.errors import UserError, unknown, user_function
 MUON_AND_ADAMW = "muon+adamw"
 _ADABELIEF = (("adabelief_pytorch", "AdaBelief"), ("pytorch_optimizer", "AdaBelief"), ("timm.optim", "AdaBelief"))
 _OTHERS = ("timm.optim", "pytorch_optimizer")
-_UNFIT = ("Optimizer", "LBFGS", "SparseAdam")  # one asks for several losses a step, one for sparse gradients
+_UNFIT = ("Optimizer", "LBFGS", "SparseAdam")  # LBFGS needs several losses per step, SparseAdam sparse gradients
 _NAMES = {"adabelief": "AdaBelief", MUON_AND_ADAMW: "Muon + AdamW"}
 
 
@@ -32,18 +32,18 @@ def torch_bases() -> dict[str, Callable[..., Optimizer]]:
 
 
 def check_base(name: str) -> None:
-    """Raise for a name that cannot be a base; a function of a module is not looked for yet."""
+    """Raise for a name that cannot be a base. A name of the form package.module:function is not imported yet."""
     known = [*torch_bases(), "adabelief", MUON_AND_ADAMW]
     if ":" not in name and name not in known:
         packages = [package.partition(".")[0] for package in _OTHERS]
         missing = [name for name in packages if name not in sys.modules and importlib.util.find_spec(name) is None]
         install = " or ".join(name.replace("_", "-") for name in missing)
-        said = unknown("base", name, known)
-        raise UserError(f"{said} More bases: pip install {install}") if install else said
+        error = unknown("base", name, known)
+        raise UserError(f"{error} More bases: pip install {install}") if install else error
 
 
 def full_name(name: str) -> str:
-    """The name for a recipe: torch's in lower case; of another package with its module, timm.optim:Lamb."""
+    """The name of a base for a recipe: torch's in lower case, others with their module, such as timm.optim:Lamb."""
     lower = name.lower().replace(" ", "")
     if ":" in name:
         return name

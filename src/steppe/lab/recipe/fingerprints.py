@@ -1,4 +1,4 @@
-"""Hashes of functions, classes and data, which tell whether a thing of a Python program has changed since a run.
+"""Hashes of functions, classes and data, which tell whether an object of a Python program has changed since a run.
 
 A function is hashed by its code, its defaults, the variables that it closes over, and the functions and constants of
 its own module that it uses: editing a helper in a notebook counts as a change.
@@ -25,11 +25,11 @@ _SPECIAL = ("__init__", "__call__", "__post_init__", "__getitem__", "__len__", "
 
 
 class CannotTell(Exception):
-    """A thing whose content cannot be read."""
+    """Raised for an object whose content cannot be read."""
 
 
 def fingerprint(thing: Any) -> str | None:
-    """A hash of the content of a thing; None if it cannot be made."""
+    """A hash of the content of an object; None if the content cannot be read."""
     found = hashlib.sha256()
     try:
         for part in _parts(thing, {}):
@@ -40,7 +40,7 @@ def fingerprint(thing: Any) -> str | None:
 
 
 def _parts(thing: Any, seen: dict[int, Any]) -> Iterable[bytes]:
-    """The content of a thing, piece by piece."""
+    """The content of an object as pieces of bytes."""
     yield type(thing).__name__.encode()
     if isinstance(thing, _PLAIN):
         yield repr(thing).encode()
@@ -106,7 +106,7 @@ def _of_function(function: types.FunctionType, seen: dict[int, Any]) -> Iterable
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The names of variables that code and the functions inside of it use."""
+    """The names of the variables that code uses, including those of functions inside it."""
     inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
     return set(code.co_names).union(*map(_names, inner))
 
@@ -126,7 +126,7 @@ def _of_class(cls: type, seen: dict[int, Any]) -> Iterable[bytes]:
 
 
 def _of_object(thing: Any, seen: dict[int, Any]) -> Iterable[bytes]:
-    """An object of a class: the class, and the object's variables."""
+    """The content of an instance: its class and its attributes."""
     own = getattr(thing, "__dict__", None)
     if own is None:
         raise CannotTell(type(thing).__name__)
@@ -135,14 +135,14 @@ def _of_object(thing: Any, seen: dict[int, Any]) -> Iterable[bytes]:
 
 
 def _of_a_library(thing: Any) -> bool:
-    """Whether a function or class belongs to an installed package or to Python: its version identifies it."""
+    """Whether a function or class belongs to an installed package or to Python, which its version identifies."""
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         return False
     try:
         file = inspect.getsourcefile(thing) or ""
     except TypeError:  # built into Python
         return True
-    except OSError:  # of a notebook, or sent from another process
+    except OSError:  # defined in a notebook, or sent from another process
         return False
     own_room = str(getattr(thing, "__module__", "")).partition(".")[0] == "steppe"
     return own_room or file.startswith(_LIBRARIES)

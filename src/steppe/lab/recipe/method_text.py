@@ -29,7 +29,7 @@ _SETTING = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
 _RANGE = re.compile(r"([^.].*?|\.\d.*?)\.\.(.+)")
 _WORDS = {"true": True, "false": False, "none": None}
 _OWN = re.compile(r"([A-Za-z_][\w.]*)\s*(?:$|:)")
-_own_names: dict[type[Method], str] = {}  # classes that were named with their module
+_own_names: dict[type[Method], str] = {}  # the user's own classes, with the names that texts use for them
 _METHOD_OR_NONE = ("Method | None", "None | Method", "Optional[Method]")
 
 
@@ -67,7 +67,7 @@ def pieces_of(text: str, separators: str) -> list[str]:
 
 
 def _split_name(text: str) -> tuple[str, str]:
-    """The name of a method and the text of its settings. An own method's name has a colon itself."""
+    """The name of a method and the text of its settings. The name of a user's own method contains a colon itself."""
     name, _, rest = (part.strip() for part in text.partition(":"))
     found = _OWN.match(rest)
     if found is None or name.lower() == "base" or _is_known(name):
@@ -87,7 +87,7 @@ def _class_of(name: str) -> type[Method]:
     """The class of a method by its name."""
     if ":" in name:
         cls: Any = user_function("method", name)
-        if isinstance(cls, Method):  # a finished one of a Python program
+        if isinstance(cls, Method):  # a method object of a Python program
             return type(cls)
         if not (isinstance(cls, type) and issubclass(cls, Method)):
             raise UserError(f"method {name!r} is not a class derived from steppe.Method")
@@ -129,7 +129,7 @@ def make_method(text: str, lr: float = 1.0) -> Method:
     cls, given = _parts(text)
     if (ready := finished_method(text)) is not None:
         if given:
-            raise UserError(f"{text}: {cls.__name__} is a finished method and takes no settings")
+            raise UserError(f"{text}: {cls.__name__} is a method object with its settings and takes no others")
         return ready
     numbers = number_fields(cls)
     types = {f.name: "Number" if f.name in numbers else _type_name(f.type) for f in fields(cls)}
@@ -146,20 +146,20 @@ def make_method(text: str, lr: float = 1.0) -> Method:
 
 
 def finished_method(text: str) -> Method | None:
-    """The method itself, if the text names one that a Python program has made; None for a class."""
+    """The method object, if the text names one that a Python program has passed; None for a class."""
     name, _ = _split_name(text)
     found = user_function("method", name) if ":" in name else None
     return found if isinstance(found, Method) else None
 
 
 def _type_name(annotation: Any) -> str:
-    """A field's type as text without module names; a module with postponed annotations has it as text already."""
+    """A field's type as text, without module names. With postponed annotations it is a text already."""
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     return re.sub(r"\b\w+\.", "", text)
 
 
 def _value(owner: str, key: str, text: str, kind: str, lr: float) -> Any:
-    """A setting's value. It must have the type of its field where that is a simple type."""
+    """The value of a setting from its text. If the type of its field is simple, the value must have that type."""
     if "Callable" in kind:
         raise UserError(f"{owner}: {key} is a function and cannot be set by text")
     bracketed = text[:1] in ("(", "[") and text[-1:] in (")", "]")
@@ -171,7 +171,7 @@ def _value(owner: str, key: str, text: str, kind: str, lr: float) -> Any:
     elif kind == "Number" and (found := _RANGE.fullmatch(text)):
         ends = [plain_value(end) for end in found.groups()]
         if not all(isinstance(end, (int, float)) for end in ends) or ends[1] > ends[0] or ends[1] < 0:
-            raise UserError(f"{owner}: {key}={text} must go down from one number to another, as in 0.1..0.02")
+            raise UserError(f"{owner}: {key}={text} must go from a larger number to a smaller one, as in 0.1..0.02")
         return linear_in_lr(float(ends[0]), float(ends[1]), lr_max=lr)
     else:
         value = plain_value(text)
@@ -228,17 +228,17 @@ def _name_of(value: Any) -> str:
 
 def _differing(method: Method) -> list[str]:
     """The settings that differ from the defaults, as text."""
-    shown = []
+    texts = []
     for f in fields(method):
         value = getattr(method, f.name)
         if value != f.default:
-            said = _as_json(value)
-            if isinstance(said, list):
-                said = f"({','.join(map(str, said))})"
+            text = _as_json(value)
+            if isinstance(text, list):
+                text = f"({','.join(map(str, text))})"
             elif isinstance(value, Method):
-                said = f"({said})"
-            shown.append(f"{f.name}={str(said).lower() if isinstance(said, bool) or said is None else said}")
-    return shown
+                text = f"({text})"
+            texts.append(f"{f.name}={str(text).lower() if isinstance(text, bool) or text is None else text}")
+    return texts
 
 
 def canonical_of(method: Method) -> str:
@@ -248,17 +248,17 @@ def canonical_of(method: Method) -> str:
 
 
 def _name_of_class(cls: type[Method]) -> str:
-    """A method's name in a text: an own one's with its module."""
+    """The name of a method's class in a text; that of a user's own class has its module."""
     return _own_names.get(cls) or cls.__name__.lower()
 
 
 def name_class(cls: type[Method], name: str) -> None:
-    """Let texts call a class of the user's by this name, which `user_function` finds it by."""
+    """Set the name by which texts refer to a user's class, and by which `user_function` finds it."""
     _own_names[cls] = name
 
 
 def own_classes(method: Method) -> dict[str, type[Method]]:
-    """The user's own classes among a method and the methods inside of it, by the names that they were found by."""
+    """The user's own classes among a method and the methods inside it, by the names that texts use for them."""
     inside = [value for f in fields(method) if isinstance(value := getattr(method, f.name), Method)]
     found: dict[str, Any] = {_own_names[type(method)]: type(method)} if type(method) in _own_names else {}
     for one in inside:
@@ -267,7 +267,7 @@ def own_classes(method: Method) -> dict[str, type[Method]]:
 
 
 def canonical(text: str) -> str:
-    """The canonical text of a method, whichever way it was written."""
+    """The canonical text of a method that is written in any form."""
     return text.strip() if finished_method(text) is not None else canonical_of(make_method(text))
 
 

@@ -14,11 +14,11 @@ from .method_text import finished_method, own_classes
 from .recipe import Recipe, is_users
 
 _PACKAGES = ("steppe", "timm", "torch", "pytorch_optimizer")  # identified by their versions
-_UNKNOWN = f"unknown-{uuid.uuid4().hex[:8]}"  # another in every process: a run that cannot be recognised is repeated
+_UNKNOWN = f"unknown-{uuid.uuid4().hex[:8]}"  # differs in every process: a run that cannot be recognised is repeated
 
 
 def code_of(recipe: Recipe) -> dict[str, str]:
-    """A hash of each file that contains the user's own functions, by module name; of Python's things by their names."""
+    """Hashes of the user's own code: of files by module name, and of objects of a Python program by their names."""
     names = own_names(recipe)
     modules = sorted({name.partition(":")[0] for name in names if not is_kept(name)})
     files = {module: _file_of(module) for module in modules if module.partition(".")[0] not in _PACKAGES}
@@ -38,12 +38,12 @@ def own_names(recipe: Recipe) -> list[str]:
 
 
 def metric_name(text: str) -> str:
-    """The function of a metric, without the word that says which way is better."""
+    """The function of a metric, without the suffix that says whether lower or higher is better."""
     return text.removesuffix(":lower").removesuffix(":higher")
 
 
 def unreadable(recipe: Recipe) -> list[str]:
-    """The things of Python whose content cannot be hashed: runs with them are repeated."""
+    """The objects of a Python program whose content cannot be hashed: runs with them are repeated."""
     return [name for name in own_names(recipe) if is_kept(name) and _hash(name) is None]
 
 
@@ -53,18 +53,18 @@ _hashes: dict[tuple[str, int], str | None] = {}
 def _hash(name: str) -> str | None:
     try:
         thing = kept(name)
-    except UserError:  # of another program: reported when it is needed
+    except UserError:  # an object of an earlier program: reported when it is needed
         return None
-    place = (name, id(thing))  # kept things stay alive, so that an id is not used twice
-    if place not in _hashes or callable(thing):  # data is hashed once; a function may use what has changed
-        _hashes[place] = fingerprint(thing)
-    return _hashes[place]
+    key = (name, id(thing))  # kept objects stay alive, so that an id is not used twice
+    if key not in _hashes or callable(thing):  # data is hashed once; a function may use variables that have changed
+        _hashes[key] = fingerprint(thing)
+    return _hashes[key]
 
 
 def _file_of(module: str) -> Path | None:
     try:
         found = importlib.util.find_spec(module)
-    except Exception:  # a package that cannot be imported: reported when it is needed
+    except Exception:  # its package cannot be imported: reported when it is needed
         return None
     file = Path(found.origin) if found is not None and found.origin else None
     return file if file is not None and file.is_file() else None

@@ -50,26 +50,26 @@ class Recipe:
     weight_decay: float = 0.0
     batch: int = 100
     epochs: int = 10
-    schedule: str = "constant"  # "constant", "cosine", "linear" (both to zero), "step:0.25/10": x 0.25 every 10 epochs
+    schedule: str = "constant"  # "cosine", "linear" (both to zero), "step:0.25/10" (times 0.25 every 10 epochs), ...
     warmup: int = 0  # steps over which the learning rate rises from zero
     augmentation: str = "none"
     mixup: float = 0.0  # alpha of the Beta distribution
     precision: str = "float32"
     compile: bool = False
-    clip: float = 0.0  # largest norm of the direction; 0: no limit
-    share: float = 1.0  # share of the training data to use: its first examples
-    label_noise: float = 0.0
+    clip: float = 0.0  # largest norm of the update direction; 0: no limit
+    share: float = 1.0  # share of the training data to use, from its start
+    label_noise: float = 0.0  # share of the training labels that are replaced by wrong ones
     hold_out: float = 0.0  # share of the training data to test on instead of the test data, to choose settings
     seed: int = 0
-    auxiliary: str = "fresh"  # the second batch, for methods that use two; "held-out:500": never trained on
+    auxiliary: str = "fresh"  # the second batch, for methods that use two; "held-out:500": from data not trained on
     model_settings: Any = ()  # given as a mapping, stored as sorted pairs
     nesterov: bool = False
     base_settings: Any = ()  # like model_settings
     task: str = "classification"
-    loss: str = ""  # the user's own, package.module:function; by default the task's
-    metric: str = ""  # the same; with ":lower" at the end if a lower value is better
+    loss: str = ""  # the user's own as package.module:function; by default that of the task
+    metric: str = ""  # likewise; with ":lower" at the end if a lower value is better
     average: str = ""  # an average of the weights to evaluate too: "ema:0.999", or "swa:0.75" from that share on
-    label_smoothing: float = 0.0  # of the training loss; the test loss is without it
+    label_smoothing: float = 0.0  # of the training loss only
     bias_lr: float = 1.0  # learning rate of the biases of normalisation layers, relative to lr
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Recipe:
         for f in fields(self):
             value = getattr(self, f.name)
             if f.type == "float" and isinstance(value, int) and not isinstance(value, bool):
-                object.__setattr__(self, f.name, float(value))  # 1 and 1.0 are one recipe
+                object.__setattr__(self, f.name, float(value))  # 1 and 1.0 are the same recipe
         _check(self)
         object.__setattr__(self, "method", canonical(self.method))
 
@@ -109,7 +109,7 @@ class Recipe:
             raise UserError(f"auxiliary {self.auxiliary!r}: {examples} training examples are too few for it") from None
 
     def lr_at(self, step: int, steps_an_epoch: int) -> float:
-        """The learning rate of a step. It is a pure function: a checkpoint needs no state of a schedule."""
+        """The learning rate of a step: a pure function, so that a checkpoint needs no scheduler state."""
         total = max(self.epochs * steps_an_epoch, 1)
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
@@ -147,7 +147,7 @@ _DEFAULTS = {f.name: f.default if f.name not in _SETTINGS else {} for f in field
 
 
 def _one_cycle(step: int, total: int) -> float:
-    """The learning rate of torch's OneCycleLR relative to its largest: up from 1/25 over 30 %, then down to 4e-6."""
+    """The learning rate of torch's OneCycleLR relative to its maximum: up from 1/25 over 30 %, then down to 4e-6."""
     low, end, top = 1 / 25, 1 / 25 / 1e4, max(0.3 * total - 1, 1e-9)
     rising = step <= top
     share = step / top if rising else min((step - top) / max(total - 1 - top, 1e-9), 1.0)
@@ -156,13 +156,13 @@ def _one_cycle(step: int, total: int) -> float:
 
 
 def _triangle(done: float) -> float:
-    """Relative to the largest: up from 0.2 over 23 %, then down to 0.07, in straight lines."""
+    """The learning rate relative to its maximum: linearly up from 0.2 over 23 %, then linearly down to 0.07."""
     top = 0.23
     return 0.2 + 0.8 * done / top if done < top else 1 - 0.93 * (done - top) / (1 - top)
 
 
 def filled(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded recipe, with the defaults of fields that were added after it was recorded."""
+    """A recorded recipe with all fields: those that were added after it was recorded have their defaults."""
     return {**_DEFAULTS, **values}
 
 
@@ -174,7 +174,7 @@ def _check(recipe: Recipe) -> None:
     for name in _NUMBERS:
         value = getattr(recipe, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-            raise UserError(f"{name} must be a finite number, not negative, not {value!r}")
+            raise UserError(f"{name} must be a finite number, at least 0, not {value!r}")
     for name, limit in (("momentum", 1), ("hold_out", 1), ("label_smoothing", 1)):
         if getattr(recipe, name) >= limit:
             raise UserError(f"{name} must be less than {limit}, not {getattr(recipe, name):g}")
@@ -206,8 +206,8 @@ def _check(recipe: Recipe) -> None:
         except ValueError:
             good = False
         if not good:
-            known = "constant, cosine, linear, onecycle, triangle, and step:0.25/10"
-            raise UserError(f"no schedule {recipe.schedule!r}: there are {known}")
+            known = "constant, cosine, linear, onecycle, triangle or step:0.25/10"
+            raise UserError(f"no schedule {recipe.schedule!r}: use {known}")
 
 
 def _check_auxiliary(text: str) -> None:
@@ -220,7 +220,9 @@ def _check_auxiliary(text: str) -> None:
         except ValueError:
             good = False
         if not good:
-            raise UserError(f"auxiliary {text!r}: only held-out takes a number, of examples or a share: held-out:500")
+            raise UserError(
+                f"auxiliary {text!r}: only held-out takes a number, of examples or as a share: held-out:500"
+            )
 
 
 # Defaults for a data set and a model
@@ -229,7 +231,7 @@ _MODELS = {
     "digits": "digits-mlp", "mnist": "mlp-3", "fashion-mnist": "mlp-3", "cifar-100": "resnet-18",
     "tiny-imagenet": "resnet-18", "imagenette": "resnet-50", "imagenet": "resnet-50", "text": "gpt-tiny",
 }  # fmt: skip
-_SMALL = {"base": "adam", "lr": 1e-3, "batch": 100, "epochs": 20}  # Generalization Aware Minimization's settings
+_SMALL = {"base": "adam", "lr": 1e-3, "batch": 100, "epochs": 20}  # as in Generalization Aware Minimization
 _LARGE = {
     "base": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "batch": 128, "epochs": 200, "schedule": "cosine",
     "augmentation": "basic",
@@ -248,26 +250,26 @@ SMALL_MODELS = ("digits-mlp", "mlp-3", "mlp-6", "cnn-3", "cnn-5", "cnn-14")
 
 
 def suggested_model(data: str) -> str:
-    """The model for a data set when none is named."""
+    """The default model for a data set; your own data has none."""
     if is_users(data):
-        raise UserError(f"name a model for your own data {data!r}: --model")
+        raise UserError(f"name a model for your own data {data!r} with --model")
     return _MODELS.get(data.partition(":")[0], "cnn-5")
 
 
 def is_users(data: str) -> bool:
-    """Whether the data comes from a user's function; names such as cifar-10n:worse do not."""
+    """Whether the name is that of a user's function; names such as cifar-10n:worse are not."""
     return ":" in data and data.partition(":")[0] not in {listing.name for listing in data_names()}
 
 
 def suggested(data: str, model: str) -> dict[str, Any]:
-    """Default settings for a data set and a model: those of the papers where there are any."""
-    if model == "fast-cnn":  # Keller Jordan's, with more epochs in place of averaged outputs for several views
+    """Default settings for a data set and a model: those of a paper, if there are any."""
+    if model == "fast-cnn":  # Keller Jordan's, with more epochs in place of test-time augmentation
         return dict(_FAST)
     if data == "digits":
         return dict(_DIGITS)
     if data.partition(":")[0] == "text":
         return dict(_TEXT)
-    if data in ("imagenet", "imagenette"):  # crops are made when the images are read
+    if data in ("imagenet", "imagenette"):  # images are cropped when they are read
         return {**_LARGE, "epochs": 90, "batch": 256, "weight_decay": 1e-4, "augmentation": "flip"}
     if model in SMALL_MODELS or ":" in model or is_users(data):
         return {**_SMALL, "epochs": 10 if data in ("mnist", "fashion-mnist") else 20}

@@ -11,8 +11,8 @@ from ..statistics import Group, Mean, Row, mean_of
 from .settings import listed, settings
 from .values import line_of, runs_of
 
-POINTS = 200  # most points of a curve
-SEED_POINTS = 50  # most points of the curve of one seed: there are many of them
+POINTS = 200  # largest number of points of a curve
+SEED_POINTS = 50  # largest number of points of the curve of one seed: there are many such curves
 PROGRESS = ("epoch", "gradients", "seconds")
 QUANTITIES = {
     "test_error": "test error",
@@ -59,7 +59,7 @@ def _mean(one: Mean | None) -> list[float | None] | None:
 
 
 def _quantities(groups: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Name and title of every quantity of which some group has a curve."""
+    """The titles, by name, of all quantities of which some group has a curve."""
     found = dict.fromkeys(name for group in groups for name in [*group["curves"], *group["broken"]])
     ordered = [name for name in QUANTITIES if name in found] + [name for name in found if name not in QUANTITIES]
     return {name: quantity_name(name) for name in ordered}
@@ -112,7 +112,7 @@ def seed_curves(group: Group, name: str) -> dict[str, Any] | None:
 
 
 def _common_epochs(group: Group, name: str) -> list[dict[Any, Mapping[str, Any]]]:
-    """For each epoch that all finished runs have, the epoch of each seed: means over fewer would make curves jump."""
+    """The entries by seed of each epoch that all finished runs have: means over fewer runs would make curves jump."""
     by_epoch: dict[int, dict[Any, Mapping[str, Any]]] = {}
     for record in group.done:
         for epoch in record.get("epochs") or []:
@@ -140,7 +140,7 @@ def _progress(epochs: Sequence[Mapping[str, Any]]) -> list[float | None]:
 
 
 def density(group: Group) -> dict[str, Any] | None:
-    """The spectral density of the first seed that has one. There is no mean over seeds, because grids differ."""
+    """The spectral density of the first seed that has one; there is no mean over seeds, because their grids differ."""
     for record in group.done:
         found = (record.get("curvature") or {}).get("density")
         if found and found.get("grid"):
@@ -163,7 +163,7 @@ def landscape(group: Group) -> dict[str, Any] | None:
 def gamma(group: Group) -> dict[str, Any] | None:
     """GAM's learned coefficients over training, one curve per coefficient, and their final polynomial.
 
-    Normalised directions have no polynomial: the vectors that their coefficients multiply change from step to step.
+    With normalised directions there is no polynomial: the vectors that the coefficients multiply change with each step.
     """
     runs = [epochs for record in group.done if (epochs := _gammas(record))]
     if not runs:
@@ -207,7 +207,7 @@ def polynomial(coefficients: Sequence[float], eigenvalue: float) -> float:
 
 
 def thinned(points: list[Any], most: int = POINTS) -> list[Any]:
-    """At most so many of the points, evenly spaced, including the first and the last."""
+    """At most this many of the points, evenly spaced, including the first and the last."""
     if len(points) <= most:
         return points
     return [points[round(k * (len(points) - 1) / (most - 1))] for k in range(most)]

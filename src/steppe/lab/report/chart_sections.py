@@ -1,4 +1,4 @@
-"""The sections of the page with charts, and the table of curvature. The scripts draw into the elements made here."""
+"""The sections of the page with charts, and the table of curvature. The scripts draw into these elements."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def curves(index: int, rows: Sequence[Row]) -> Markup | None:
 
 
 def _seeds(rows: Sequence[Row]) -> Markup | None:
-    """Whether the seeds of a method are shown one by one."""
+    """Buttons that choose between means and single seeds; None if no method has two seeds."""
     if max((row.n for row in rows), default=0) < 2:
         return None
     return _choice("runs", {"mean": "means", "seeds": "each seed"}, "Runs as")
@@ -80,9 +80,9 @@ def curvature(index: int, rows: Sequence[Row]) -> Markup | None:
             cells = [cell(formatting.mean(one), one and one.value) for one in means]
             body.append(tag("tr", row_name(row), *cells, class_=row.role))
         caption = (
-            "Hessian of the training loss: mean ± standard error over seeds. Smaller is flatter where training losses "
-            "are alike. Flat alone is not good: a net that fits the training data with certainty has a small Hessian "
-            "whatever it does on test data, so compare curvature only between rows with similar training loss."
+            "Curvature of the training loss, from its Hessian: mean ± standard error over seeds. Smaller is flatter, "
+            "but compare only rows with a similar training loss: a net that fits the training data confidently has a "
+            "small Hessian, however well or badly it does on test data."
         )
         table = tag(
             "table",
@@ -144,7 +144,7 @@ def _figure(index: int, kind: str, name: str, note: str, controls: Markup | None
     return tag(
         "figure",
         tag("div", heading, controls and tag("div", controls, class_="controls"), class_="bar"),
-        tag("div", tag("p", "A script draws this chart. It has not run."), class_="chart", data_chart=kind),
+        tag("div", tag("p", "This chart needs JavaScript, which is disabled."), class_="chart", data_chart=kind),
         tag("figcaption", note),
         aria_labelledby=f"{kind}-{index}",
     )
@@ -153,8 +153,8 @@ def _figure(index: int, kind: str, name: str, note: str, controls: Markup | None
 def _choice(name: str, options: dict[str, str], label: str) -> Markup:
     """A group of buttons, one of them pressed; the script adds options that depend on the data."""
     buttons = [
-        tag("button", said, type="button", data_value=value, aria_pressed="true" if k == 0 else "false")
-        for k, (value, said) in enumerate(options.items())
+        tag("button", text, type="button", data_value=value, aria_pressed="true" if k == 0 else "false")
+        for k, (value, text) in enumerate(options.items())
     ]
-    said = tag("span", label, class_="said", aria_hidden="true")
-    return tag("div", said, *buttons, class_="choice", role="group", aria_label=label, data_choice=name)
+    caption = tag("span", label, class_="said", aria_hidden="true")
+    return tag("div", caption, *buttons, class_="choice", role="group", aria_label=label, data_choice=name)

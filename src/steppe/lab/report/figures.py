@@ -21,7 +21,7 @@ BASE = "#5a5f68"
 COLOURS = ("#0067a5", "#c84e00", "#00805c", "#a8437f", "#946200", "#2f86c0", "#6650a8", "#7a4b2a")  # as on the page
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1.5, 2)))
 MARKERS = "os^Dpv"
-LINE = ("base", "equal-cost")  # the base trained longer, as a line
+LINE = ("base", "equal-cost")  # roles that are connected by a line: the base trained longer
 AXES = {"epoch": "epochs", "gradients": "gradient evaluations", "seconds": "seconds of training"}
 
 
@@ -65,11 +65,11 @@ def cost_figure(records: Iterable[Any], metric: str = "test_accuracy", axis: str
 def _side_by_side(costs: Sequence[float]) -> list[float]:
     """The costs, with equal ones moved slightly apart; the first of them stays in place."""
     width = max(costs, default=0.0) / 70
-    moved: list[float] = []
+    places: list[float] = []
     for k, cost in enumerate(costs):
         before = sum(abs(cost - other) < width for other in costs[:k])
-        moved.append(cost + (before + 1) // 2 * width * (1 if before % 2 else -1))
-    return moved
+        places.append(cost + (before + 1) // 2 * width * (1 if before % 2 else -1))
+    return places
 
 
 def _bar(mean: Mean) -> tuple[float, float]:
@@ -144,7 +144,7 @@ def _one_problem(records: Iterable[Any], metric: str) -> list[Row]:
     rows = summarise(records, metric)
     problems = list(dict.fromkeys(row.problem for row in rows))
     if len(problems) > 1:
-        raise ValueError(f"a figure shows one problem, these are {len(problems)}: {'; '.join(problems)}")
+        raise ValueError(f"a figure shows one problem, but there are {len(problems)}: {'; '.join(problems)}")
     return rows
 
 

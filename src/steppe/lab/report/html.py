@@ -1,4 +1,4 @@
-"""Building HTML. Everything that was not made by `tag` is text and is escaped."""
+"""Building HTML. Everything that does not come from `tag` is text and is escaped."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def tag(_name: str, *children: Any, **attributes: Any) -> Markup:
     >>> tag("p", "1 < 2", class_="note")
     '<p class="note">1 &lt; 2</p>'
     """
-    said = []
+    texts = []
     for key, value in attributes.items():
         if value is not None and value is not False:
             name = key.rstrip("_").replace("_", "-")
-            said.append(f" {name}" if value is True else f' {name}="{escape(str(value))}"')
-    opened = f"<{_name}{''.join(said)}>"
+            texts.append(f" {name}" if value is True else f' {name}="{escape(str(value))}"')
+    opened = f"<{_name}{''.join(texts)}>"
     if _name in ("meta", "br"):
         return Markup(opened)
     return Markup(f"{opened}{join(*children)}</{_name}>")

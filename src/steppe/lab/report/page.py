@@ -32,9 +32,10 @@ def write_report(
     against: Iterable[Any] = (),
     names: tuple[str, str] = ("the first", "the second"),
 ) -> Path:
-    """Write the page and return its path. `command` repeats all runs. Without `title` the conclusion is the title.
+    """Write the page and return its path. `command` is shown as the way to repeat the runs.
 
-    `against` are the records of another report: both are on the page, with the differences first. `names` names them.
+    The default `title` is the conclusion. `against` are the records of another report: the page then shows both, with
+    their differences first, under the two `names`.
     """
     path = Path(path)
     page = report(records, command=command, title=title, metric=metric, base=base, against=against, names=names)

@@ -1,4 +1,4 @@
-"""The numbers of a comparison as plain values: a line a method, a line a run. Tables, CSV and JSON are made of them."""
+"""The numbers of a comparison as plain values, one dictionary per method or per run, for tables, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..statistics import Difference, Mean, Row
 
 
 def line_of(row: Row, metric: str) -> dict[str, Any]:
-    """A method: its mean with a 95 % interval, its cost, its differences and verdicts."""
+    """One method as a dictionary: its mean with a 95 % interval, its cost, its differences and verdicts."""
     one: dict[str, Any] = {"method": row.label, "role": row.role, "problem": row.problem, "runs": row.n}
     one |= {"diverged": row.diverged, **_mean(metric, row.mean), "cost": row.cost, "time": row.time}
     one |= {"gradients": row.gradients, "seconds": row.seconds and row.seconds.value}
@@ -27,7 +27,7 @@ def _difference(name: str, one: Difference | None) -> dict[str, Any]:
 
 
 def runs_of(row: Row) -> list[dict[str, Any]]:
-    """The runs of a method: seed, whether each is done, and its final numbers, without those that are not finite."""
+    """The runs of a method as dictionaries: seed, status and all finite final numbers."""
     found = []
     for record in row.group.records:
         numbers = {name: value_of(record, name) for name in metrics_of(record)}

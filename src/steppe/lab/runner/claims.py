@@ -1,8 +1,8 @@
-"""Claims of runs in a shared folder: of many processes, on many machines, one trains a run.
+"""Claims on runs in a shared folder: of many processes, on many machines, exactly one trains a run.
 
-A claim is a file that only one process can create (O_EXCL), with a number: KEY.1, KEY.2, ... Its owner touches it again
-and again. If it is not touched for a while, its owner is dead, and the process that creates the next number has the
-run. Files are never taken away from anybody, so that no two processes can both believe that they own the same number.
+A claim is a numbered file that only one process can create (O_EXCL): KEY.1, KEY.2, ... Its owner updates its
+modification time regularly. If that stops, the owner counts as dead, and the process that creates the next number gets
+the run. A process never deletes the claim of another, so no two processes can both believe that they own one number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-STALE = 60.0  # seconds without a touch after which an owner counts as dead
+STALE = 60.0  # seconds without an update after which the owner of a claim counts as dead
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Claim:
 
     @classmethod
     def take(cls, folder: Path, key: str, stale: float = STALE) -> Claim | None:
-        """Claim a run; None if another process has it."""
+        """Try to claim a run; None if another process has it."""
         claims = folder / ".claims"
         claims.mkdir(parents=True, exist_ok=True)
         number = _newest(claims, key)
@@ -49,25 +49,25 @@ class Claim:
         return self.path.name.rpartition(".")[0]
 
     def lost(self) -> bool:
-        """Whether another process has taken the run over, because this one seemed dead."""
+        """Whether another process has taken over the run, because this one seemed dead."""
         return _newest(self.path.parent, self.key) > self.number
 
     def release(self) -> None:
-        """Give the run back, or away when it is done."""
+        """Delete the claim, when the run is done or given up."""
         for number in range(1, self.number + 1):
             self.path.with_name(f"{self.key}.{number}").unlink(missing_ok=True)
 
     @contextmanager
     def held(self, stale: float = STALE) -> Iterator[None]:
-        """Touch the claim while the block runs, in a thread; then release it."""
+        """Keep the claim alive while the block runs, from a thread; then release it."""
         ended = threading.Event()
 
-        def beat() -> None:
+        def heartbeat() -> None:
             while not ended.wait(stale / 6):
                 with contextlib.suppress(OSError):
                     os.utime(self.path)
 
-        thread = threading.Thread(target=beat, daemon=True)
+        thread = threading.Thread(target=heartbeat, daemon=True)
         thread.start()
         try:
             yield
@@ -79,15 +79,15 @@ class Claim:
 
 
 def owners(folder: Path, stale: float = STALE) -> dict[str, str]:
-    """Who trains which run at the moment: host and process, by key."""
+    """Host and process that train each run at the moment, by the key of the run."""
     claims = folder / ".claims"
     newest: dict[str, int] = {}
     for path in claims.glob("*.*") if claims.is_dir() else ():
         key, _, number = path.name.rpartition(".")
         if number.isdigit():
             newest[key] = max(newest.get(key, 0), int(number))
-    living = {key: claims / f"{key}.{number}" for key, number in newest.items()}
-    return {key: _read(path) for key, path in living.items() if not _is_stale(path, stale)}
+    files = {key: claims / f"{key}.{number}" for key, number in newest.items()}
+    return {key: _read(path) for key, path in files.items() if not _is_stale(path, stale)}
 
 
 def _read(path: Path) -> str:
@@ -103,12 +103,12 @@ def _newest(claims: Path, key: str) -> int:
 
 
 def _is_stale(path: Path, stale: float) -> bool:
-    """Whether a claim was not touched for so long. The clock is the file system's: machines' clocks may differ."""
+    """Whether a claim was not updated for this long, by the clock of the file system: those of machines may differ."""
     probe = path.with_name(f".clock-{uuid.uuid4().hex}")
     try:
         probe.touch()
         return probe.stat().st_mtime - path.stat().st_mtime > stale
-    except FileNotFoundError:  # released just now: the next look finds it free
+    except FileNotFoundError:  # released just now: the next attempt finds it free
         return False
     finally:
         probe.unlink(missing_ok=True)

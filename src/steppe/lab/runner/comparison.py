@@ -18,7 +18,7 @@ from ..statistics import stretched
 from .local import Job
 
 DEFAULT_METHODS = ("sam:rho=0.1", "asam:rho=0.5", "gsam:rho=0.1", "looksam:rho=0.1")
-FIRST_NOISE, FIRST_SEEDS = (0.6, 0.0), 10  # of the comparison that is made if nothing is asked for
+FIRST_NOISE, FIRST_SEEDS = (0.6, 0.0), 10  # label noise and seeds of the comparison without any option
 
 
 def plan(
@@ -59,7 +59,7 @@ def plan(
 
 
 def lengths(costs: Sequence[float]) -> list[float]:
-    """How many times as long the base is trained: as long as each method costs, and 2, 4, 8 … times up to that.
+    """The factors by which the base is trained longer: the cost of each method, and 2, 4, 8 … up to the largest cost.
 
     >>> lengths([6.0, 1.2])
     [1.2, 2.0, 4.0, 6.0]
@@ -100,7 +100,7 @@ def with_method(recipe: Recipe, method: str) -> Recipe:
 
 
 def notes(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
-    """Remarks that a reader of the results needs."""
+    """Notes that a reader of the results needs: methods that are trained without the requested schedule."""
     asked = [f"the {recipe.schedule} schedule"] if recipe.schedule != "constant" else []
     asked += ["warm-up"] if recipe.warmup else []
     methods = [job for job in jobs if job.role == "method"]

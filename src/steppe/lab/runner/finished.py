@@ -14,18 +14,18 @@ from ..records import Record, RecordWarning, finite, metric_of, read_record
 
 
 def same_code(record: Record, recipe: Recipe) -> bool:
-    """Whether the user's own functions have not changed since; a record without their hashes counts as the same."""
+    """Whether the user's own code is the same as when the record was made; True if the record has no hashes."""
     return record.get("own_code") in (None, code_of(recipe))
 
 
 def finished_record(recipe: Recipe, folder: Path) -> Record | None:
-    """The record of this run if it has ended, with the same settings of its method and the same code of the user."""
+    """The record of this run if it has ended, with the same settings of its method and the same own code; else None."""
     record = ended_record(recipe, folder)
     return record if record is not None and same_code(record, recipe) else None
 
 
 def ended_record(recipe: Recipe, folder: Path) -> Record | None:
-    """The record of this run if it has ended, whether or not the user's own code has changed since."""
+    """The record of this run if it has ended, even if the user's own code has changed since; else None."""
     path = folder / f"{recipe.key}.json"
     record = read_record(path) if path.exists() else None
     if record is None or record["status"] not in ("done", "diverged") or record["recipe"] != recipe.as_dict():
@@ -35,8 +35,8 @@ def ended_record(recipe: Recipe, folder: Path) -> Record | None:
     if not _has_results(record):
         warnings.warn(f"{path} has no results: the run is trained again", RecordWarning, stacklevel=2)
         return None
-    missing: Record = {"role": "", "verdict": "", "curvature": None, **record}
-    return missing
+    complete: Record = {"role": "", "verdict": "", "curvature": None, **record}  # old records may lack these
+    return complete
 
 
 def _has_results(record: Record) -> bool:
@@ -52,7 +52,7 @@ def run_lock(folder: Path, key: str) -> Iterator[None]:
     """Wait until no other process trains this run. The operating system releases the lock when its process ends."""
     try:
         import fcntl
-    except ImportError:  # Windows has no such locks: nothing waits
+    except ImportError:  # Windows has no such locks, so there is no waiting
         yield
         return
     locks = folder / ".locks"
@@ -63,4 +63,4 @@ def run_lock(folder: Path, key: str) -> Iterator[None]:
         for part in folder.glob(f".{key}.*.part"):  # left by a process that was killed
             part.unlink()
         yield
-        (locks / key).unlink(missing_ok=True)  # the run is finished: a process that waits sees that, with any lock
+        (locks / key).unlink(missing_ok=True)  # a waiting process will find the run finished, whatever lock it gets

@@ -115,7 +115,7 @@ def notes(jobs: Sequence[Job], place: Place) -> list[str]:
                 {
                     name
                     for now, record in changed
-                    for name, hash_ in record["own_code"].items()
+                    for name, hash_ in record.get("own_code", {}).items()
                     if now.get(name) != hash_
                 }
             )

@@ -1,4 +1,4 @@
-"""Where a run's numbers go besides its record: TensorBoard, Weights & Biases, MLflow, or the user's own logger."""
+"""Loggers that get a run's numbers besides its record: TensorBoard, Weights & Biases, MLflow, or the user's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...support.errors import UserError, describe, require, user_function
 
 
 def logger_maker(name: str) -> Callable[[str], Any] | None:
-    """A function from a folder to a logger, by name; your own is "package.module:function"."""
+    """The function that makes a logger for a folder, by name or as "package.module:function"; None without a name."""
     if not name:
         return None
     if ":" in name:
@@ -24,7 +24,7 @@ def logger_maker(name: str) -> Callable[[str], Any] | None:
     if name == "mlflow":
         require("mlflow", "mlflow", "--log mlflow")
         return MLflow
-    raise UserError(f"no logger {name!r}: there are tensorboard, wandb, mlflow and your own, package.module:function")
+    raise UserError(f"no logger {name!r}: use tensorboard, wandb, mlflow or your own, package.module:function")
 
 
 class WeightsAndBiases:
@@ -41,7 +41,7 @@ class WeightsAndBiases:
             raise UserError(f"--log wandb: {describe(error)}; set WANDB_MODE=offline to log without a server") from None
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
-        """A number of an epoch."""
+        """Log one number of an epoch."""
         self._run.log({name: value}, step=step)
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class MLflow:
         tracking = require("mlflow.tracking", "mlflow", "--log mlflow")
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions ask before they write files
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions refuse files without it
         uri = os.environ.get("MLFLOW_TRACKING_URI") or (place.parent / "mlflow").resolve().as_uri()
         try:
             self._client = tracking.MlflowClient(tracking_uri=uri)
@@ -67,7 +67,7 @@ class MLflow:
             raise UserError(f"--log mlflow: {describe(error)}") from None
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
-        """A number of an epoch. MLflow has no arrows in names."""
+        """Log one number of an epoch. MLflow allows no arrow in a name."""
         self._client.log_metric(self._run, name.strip("↑"), float(value), step=step)
 
     def close(self) -> None:

@@ -16,21 +16,21 @@ from ..records import Record, write_record
 from .finished import finished_record
 from .local import Job, Place, Tell, done_before, news_of, train_jobs
 
-_PATIENCE = 10.0  # seconds to wait for a run, or for the cluster's head, before looking again
-_FAILURES = 3  # so many in a row, and the head is dead: one that is started again is waited for
+_PATIENCE = 10.0  # seconds to wait for a run, or for an answer of the head node, before the next check
+_FAILURES = 3  # after this many failed checks in a row the head node counts as dead; it may have been restarted
 
 
 def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int, tell: Tell) -> list[Record]:
     """Train all jobs on a Ray cluster; without an address, start a local one."""
     ray = require("ray", "ray", "--on ray")
-    # Look for finished runs here first: the machines of the cluster may not share our disk.
+    # Look for finished runs here first: the nodes of the cluster may not share our disk.
     records = done_before(jobs, place.folder, tell)
     waiting = [job for job in jobs if job.recipe.key not in records]
     if waiting:
-        _begin(ray, address, workers)
+        _connect(ray, address, workers)
     place = replace(place, folder=place.folder.resolve())
     gpus = 1 if place.device.startswith("cuda") else 0
-    remote: Any = ray.remote(num_cpus=place.threads, num_gpus=gpus)(_train_there)
+    remote: Any = ray.remote(num_cpus=place.threads, num_gpus=gpus)(_train_on_node)
     try:
         own = ray.put(packed("--on ray")) if waiting else None
         going = {remote.remote(job, place, os.getcwd(), own): job for job in waiting}
@@ -55,7 +55,10 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
 
 
 def next_run(ray: Any, going: list[Any]) -> Any:
-    """The next run that ends. Without its head Ray would wait for a minute, then end this process without a word."""
+    """The next run that ends.
+
+    It checks that the head node answers: without it, Ray would wait for a minute and then end this process silently.
+    """
     failures = 0
     while True:
         done, _ = ray.wait(going, num_returns=1, timeout=_PATIENCE)
@@ -71,8 +74,8 @@ def next_run(ray: Any, going: list[Any]) -> Any:
                 raise ConnectionError(f"its head {host}:{port} does not answer: {describe(error)}") from None
 
 
-def _begin(ray: Any, address: str, workers: int) -> None:
-    """Connect to the cluster, unless this program has done so."""
+def _connect(ray: Any, address: str, workers: int) -> None:
+    """Connect to the cluster, unless this program is connected already."""
     if ray.is_initialized():
         return
     options: dict[str, Any] = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
@@ -82,8 +85,8 @@ def _begin(ray: Any, address: str, workers: int) -> None:
         raise UserError(f"Ray cannot be started or reached: {describe(error)}") from None
 
 
-def _train_there(job: Job, place: Place, folder: str, own: bytes | None) -> Record:
+def _train_on_node(job: Job, place: Place, folder: str, own: bytes | None) -> Record:
     if folder not in sys.path:
-        sys.path.insert(0, folder)  # the user's modules, as where the command was started
+        sys.path.insert(0, folder)  # to find the user's modules, as in the folder where the command was started
     unpack(own)
     return train_jobs([job], place)[0]

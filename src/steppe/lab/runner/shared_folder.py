@@ -1,7 +1,7 @@
-"""Many machines on one folder: records that wait are the queue, and each process takes what no other has taken.
+"""Many machines that share a folder: records with the status "waiting" are the queue, and each process takes from it.
 
 `queue_up` writes a record for every run that is to be trained. `work` trains waiting runs until none is free. A run
-whose process was killed is taken over, and goes on from its checkpoint.
+whose process was killed is taken over by another process, which resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from .claims import STALE, Claim
 from .finished import finished_record, same_code
 from .local import Job, News, Place, Tell, news_of, train_jobs
 
-# Fields of a Place that a queue does not hold:
+# Fields of a Place that are not written to the queue:
 _OF_A_MACHINE = ("folder", "device", "together", "measuring", "code", "asked")
 
 
 class TakenOver(Exception):
-    """Another process has taken a run over."""
+    """Raised when another process has taken over the run that is being trained."""
 
 
 def queue_up(jobs: Sequence[Job], place: Place) -> int:
-    """Write records that wait for a process to train them; return how many there are."""
+    """Write a waiting record for every job that is not finished; return their number."""
     asked = _asked(place)
     waiting = 0
     for job in jobs:
         if kept := [name for name in own_names(job.recipe) if is_kept(name)]:
-            raise UserError(f"{kept[0]} is of this Python program: other machines need package.module:function")
+            raise UserError(
+                f"{kept[0]} exists only in this Python program: other machines need package.module:function"
+            )
         if finished_record(job.recipe, place.folder) is not None:
             continue
         waiting += 1
@@ -57,7 +59,7 @@ def work(
     folder: Path, device: str = "cpu", threads: int = 1, tell: Tell = lambda news: None, *,
     wait: bool = False, stale: float = STALE, poll: float = 1.0,
 ) -> list[Record]:  # fmt: skip
-    """Train waiting runs until none is free; with `wait`, until all are done. Return those trained here."""
+    """Train waiting runs until none is free; with `wait`, until all are done. Return the records of these runs."""
     done: list[Record] = []
     while True:
         left = _unfinished(folder)
@@ -65,7 +67,7 @@ def work(
             record = _train_one(path, folder, device, threads, tell, stale)
             if record is not None:
                 done.append(record)
-                break  # the folder may have changed: look again
+                break  # the folder may have changed: list it again
         else:
             if not wait or not left:
                 return done
@@ -79,7 +81,7 @@ def _train_one(path: Path, folder: Path, device: str, threads: int, tell: Tell, 
     with claim.held(stale):
         record = _queued(path)
         if record is None or record["status"] not in ("waiting", "running"):
-            return None  # it has ended between our look and our claim
+            return None  # it ended before we claimed it
         recipe = Recipe.of(record["recipe"])
         if not same_code(record, recipe):  # the runs of before and those of now would be compared
             edited = ", ".join(record.get("own_code", {}))
@@ -99,7 +101,7 @@ def _train_one(path: Path, folder: Path, device: str, threads: int, tell: Tell, 
 
 
 def _unfinished(folder: Path) -> list[Path]:
-    """The records of runs that wait or were begun, those that wait first."""
+    """The records of queued runs that are not finished: first the waiting, then the running ones."""
     found = {path: record["status"] for path in sorted(folder.glob("*.json")) if (record := _queued(path))}
     return [path for status in ("waiting", "running") for path, is_ in found.items() if is_ == status]
 
@@ -122,20 +124,20 @@ def counts(folder: Path) -> dict[str, int]:
 
 
 def _asked(place: Place) -> dict[str, Any]:
-    """What a process must know of a place to train in it, as JSON."""
+    """The fields of a place that a process on another machine needs, as JSON."""
     asked = {f.name: getattr(place, f.name) for f in fields(place) if f.name not in _OF_A_MACHINE}
     asked["data_root"] = None if place.data_root is None else str(place.data_root.resolve())
     measuring = place.measuring
     if measuring is not None:
         kind = type(measuring)
         if not is_dataclass(measuring):
-            raise UserError(f"runs that {kind.__name__} measures cannot wait for other machines")
+            raise UserError(f"runs that {kind.__name__} measures cannot be queued for other machines")
         asked["measuring"] = {"class": f"{kind.__module__}:{kind.__qualname__}", "settings": asdict(measuring)}
     return asked
 
 
 def place_of(asked: dict[str, Any], folder: Path, device: str, threads: int) -> Place:
-    """The place that a queued run is to be trained in, on this machine."""
+    """The place to train a queued run in, on this machine."""
     known = {f.name for f in fields(Place)} - set(_OF_A_MACHINE)
     given = {name: value for name, value in asked.items() if name in known}
     if given.get("data_root"):

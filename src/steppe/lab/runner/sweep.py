@@ -1,7 +1,7 @@
 """A search for settings: over a grid, or with a sampler. Its results are ordinary records.
 
-Candidates are judged on held-out training data (`Recipe.hold_out`), so that the test data stays unseen. Wrong labels of
-`Recipe.label_noise` are not in it. Candidates that cannot be told apart from the best are tied with it.
+Candidates are judged on held-out training data (`Recipe.hold_out`), so that the test data stays unseen. The held-out
+labels are clean, even with `Recipe.label_noise`. Candidates that cannot be told apart from the best are tied with it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .finished import finished_record
 from .local import Job
 
 RunJobs: TypeAlias = Callable[[Sequence[Job]], "list[Record]"]
-_WORST = 1e30  # of a metric of which less is better
+_WORST = 1e30  # counts as the value of a diverged run where smaller is better
 _FIXED = ("data", "method", "seed", "hold_out", "model_settings")
 
 
@@ -53,7 +53,10 @@ Space: TypeAlias = "dict[str, list[Any] | Span]"
 
 
 def read_space(grids: Sequence[str], ranges: Sequence[str], template: Recipe) -> Space:
-    """The search space of ``lr=1e-3,1e-2`` and ``sam.rho=0.01..0.5``: fields of the recipe, settings of the method."""
+    """The search space from texts such as ``lr=1e-3,1e-2`` and ``sam.rho=0.01..0.5``.
+
+    A name is a field of the recipe, or a setting of the method as method.setting.
+    """
     space: Space = {}
     for text in [*grids, *ranges]:
         name, equals, values = (part.strip() for part in text.partition("="))
@@ -73,7 +76,7 @@ def read_space(grids: Sequence[str], ranges: Sequence[str], template: Recipe) ->
 
 
 def _checked(name: str, template: Recipe) -> str:
-    """The name of a recipe field, or of a setting of the method as method.setting."""
+    """The name, if it is a recipe field or a setting of the method as method.setting; else it raises."""
     method = make_method(template.method)
     owner, dot, setting = name.partition(".")
     if dot:
@@ -112,8 +115,8 @@ def candidate(template: Recipe, values: dict[str, Any]) -> Recipe:
 def jobs_for(template: Recipe, values: dict[str, Any], seeds: Sequence[int]) -> list[Job]:
     """One run per seed."""
     recipe = candidate(template, values)
-    said = [f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()]
-    own = [text for text, name in zip(said, values, strict=True) if "." not in name]
+    texts = [f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()]
+    own = [text for text, name in zip(texts, values, strict=True) if "." not in name]
     return [Job(replace(recipe, seed=seed), "method", " ".join([label_for(recipe), *own])) for seed in seeds]
 
 
@@ -135,14 +138,14 @@ def sample(
     at_once: int, run: RunJobs, folder: Path,
 ) -> list[Record]:  # fmt: skip
     """Train candidates that Optuna chooses. Several machines that share the database work on one study."""
-    question = _question(template, space, seeds)
-    study = _study(url, study_name or f"{make_method(template.method).name.lower()}-{question}", sampler)
-    if study.trials and study.user_attrs.get("question") != question:
-        raise UserError(f"the study {study.study_name} in {url} is of another search: choose another --study")
-    study.set_user_attr("question", question)
-    _give_up_dead_trials(study)
+    search = _search_hash(template, space, seeds)
+    study = _study(url, study_name or f"{make_method(template.method).name.lower()}-{search}", sampler)
+    if study.trials and study.user_attrs.get("question") != search:
+        raise UserError(f"the study {study.study_name} in {url} belongs to another search: choose another --study")
+    study.set_user_attr("question", search)
+    _requeue_dead_trials(study)
     if earlier := _jobs_here(study, template, space, seeds, folder)[0]:
-        run(earlier)  # runs whose records are gone are trained again
+        run(earlier)  # runs whose records were deleted are trained again
     while (left := trials - sum(trial.state.name == "COMPLETE" for trial in study.trials)) > 0:
         asked = [study.ask() for _ in range(min(at_once, left))]
         for trial in asked:
@@ -162,7 +165,7 @@ def sample(
 
 
 def _jobs_here(study: Any, template: Recipe, space: Space, seeds: Sequence[int], folder: Path) -> tuple[list[Job], str]:
-    """The runs of finished trials of this machine or with records here, and a remark on the other trials."""
+    """The runs of finished trials of this machine or with records in the folder, and a note on the other trials."""
     here: list[Job] = []
     away = 0
     done = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
@@ -190,8 +193,8 @@ def _score(record: Record) -> float:
     return -_WORST if value is None else -value
 
 
-def _question(template: Recipe, space: Space, seeds: Sequence[int]) -> str:
-    """A hash of what is searched: another search is another study."""
+def _search_hash(template: Recipe, space: Space, seeds: Sequence[int]) -> str:
+    """A hash of what is searched: another search has another study."""
     spaces = {name: str(values) for name, values in space.items()}
     text = json.dumps([template.as_dict(), code_of(template), spaces, list(seeds)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -205,7 +208,9 @@ def sqlite_url(path: Path) -> str:
         return f"sqlite:///{path}"
     url = URL.create("sqlite", database=str(path)).render_as_string()
     if make_url(url).database != str(path):  # older versions do not quote
-        raise UserError(f"no database can be in {path.parent}: choose another --out, or give --storage")
+        raise UserError(
+            f"the path {path.parent} cannot be used for a database: choose another --out, or give --storage"
+        )
     return url
 
 
@@ -224,8 +229,8 @@ def _study(url: str, name: str, sampler: str) -> Any:
     return study
 
 
-def _give_up_dead_trials(study: Any) -> None:
-    """Queue trials again whose process on this machine has ended; their checkpoints are on disk."""
+def _requeue_dead_trials(study: Any) -> None:
+    """Queue again the trials whose process on this machine has ended; they resume from their checkpoints."""
     for trial in study.trials:
         host, pid = trial.user_attrs.get("process", (None, None))
         if trial.state.name == "RUNNING" and host == socket.gethostname() and not _alive(pid):
@@ -259,7 +264,7 @@ def ranked(records: Sequence[Record]) -> list[tuple[str, list[Record]]]:
 
 
 def best(records: Sequence[Record]) -> Recipe:
-    """The best candidate, for training on all training data."""
+    """The recipe of the best candidate, without held-out data: for training on all training data."""
     return replace(Recipe.of(ranked(records)[0][1][0]["recipe"]), hold_out=0.0)
 
 
@@ -272,8 +277,8 @@ def against_best(records: Sequence[Record]) -> dict[str, Difference]:
 
 def tied(records: Sequence[Record]) -> list[str]:
     """The candidates that cannot be told apart from the best, and did not diverge."""
-    lost = {label for label, group in ranked(records) if any(record["status"] != "done" for record in group)}
-    return [label for label, one in against_best(records).items() if one.verdict != "worse" and label not in lost]
+    out = {label for label, group in ranked(records) if any(record["status"] != "done" for record in group)}
+    return [label for label, one in against_best(records).items() if one.verdict != "worse" and label not in out]
 
 
 def table_of(records: Sequence[Record]) -> Any:
@@ -284,7 +289,15 @@ def table_of(records: Sequence[Record]) -> Any:
     metric = metric_of(records)
     name = metric.removeprefix("test_").replace("_", " ")
     share = metric.endswith("accuracy")
-    table = Table("settings", f"held-out {name}" if held else f"test {name}", "minus the best", "", "runs", "diverged")
+    head = (
+        "settings",
+        f"held-out {name}" if held else f"test {name}",
+        "difference to the best",
+        "",
+        "runs",
+        "diverged",
+    )
+    table = Table(*head)
     differences, same = against_best(records), tied(records)
     for place, (label, group) in enumerate(ranked(records)):
         diverged = sum(record["status"] == "diverged" for record in group)

@@ -14,16 +14,16 @@ from ...support.errors import UserError, describe, one_line, unknown
 from ..recipe.base_names import find_base
 from ..recipe.recipe import Recipe
 
-_FIELDS = ("momentum", "nesterov", "weight_decay")  # of a recipe, and settings of most optimizers
-_MODEL = ("model", "net", "module")
+_FIELDS = ("momentum", "nesterov", "weight_decay")  # fields of a recipe that are settings of most optimizers
+_MODEL = ("model", "net", "module")  # names of a first argument that gets the model instead of the parameters
 _NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def make_base(recipe: Recipe, params: Iterable[Any], model: Any = None) -> Any:
     """The recipe's base optimizer, or a list of them, each with its own parameters.
 
-    A function of the user's gets the parameters (or the model, if its first argument is called `model`), and those of
-    lr, momentum, nesterov, weight_decay and the base's settings that it takes.
+    A user's function gets the parameters, or the model if its first argument is called `model`. Of lr, momentum,
+    nesterov, weight_decay and the base's settings it gets those that it takes.
     """
     make = find_base(recipe.base)
     accepted = _parameters(make)
@@ -36,18 +36,18 @@ def make_base(recipe: Recipe, params: Iterable[Any], model: Any = None) -> Any:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"base {recipe.base} could not be made: {describe(error)}") from error
+        raise UserError(f"base {recipe.base} could not be built: {describe(error)}") from error
     several = list(made) if isinstance(made, (list, tuple)) else [made]
     for one in several:
         if not isinstance(one, Optimizer):
-            raise UserError(f"base {recipe.base} gave a {type(one).__name__}, not a torch.optim.Optimizer")
+            raise UserError(f"base {recipe.base} returned a {type(one).__name__}, not a torch.optim.Optimizer")
     if not several:
-        raise UserError(f"base {recipe.base} gave no optimizer")
+        raise UserError(f"base {recipe.base} returned no optimizer")
     return several if isinstance(made, (list, tuple)) else made
 
 
 def _groups(recipe: Recipe, make: Callable[..., Any], params: list[Any], model: Any) -> list[dict[str, Any]]:
-    """Two groups: the biases of normalisation layers have their own learning rate, and lose as much by weight decay."""
+    """Two parameter groups: biases of normalisation layers have their own learning rate, but the same decay."""
     if not isinstance(make, type):
         raise UserError(f"bias_lr needs an optimizer that takes groups of parameters; base {recipe.base} is a function")
     biases = {id(m.bias) for m in model.modules() if isinstance(m, _NORMS) and m.bias is not None}
@@ -57,7 +57,7 @@ def _groups(recipe: Recipe, make: Callable[..., Any], params: list[Any], model: 
 
 
 def _settings(recipe: Recipe, make: Callable[..., Any], accepted: dict[str, Any]) -> dict[str, Any]:
-    """What to call it with. A class is told every setting that it takes; a function only those that were given."""
+    """The keyword arguments for a base: a class gets all settings that it takes, a function only those given."""
     given = dict(recipe.base_settings)
     anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     settings: dict[str, Any] = {}
@@ -74,7 +74,7 @@ def _settings(recipe: Recipe, make: Callable[..., Any], accepted: dict[str, Any]
             settings.setdefault(name, value)
         elif value and name not in settings:
             if name == "momentum":
-                raise UserError(f"momentum is for sgd and others that take it; {recipe.base} has its own")
+                raise UserError(f"base {recipe.base} takes no momentum: it is for sgd and others that do")
             raise UserError(f"{name} is not a setting of base {recipe.base}")
     if "print_change_log" in accepted:  # adabelief_pytorch
         settings["print_change_log"] = False
@@ -84,5 +84,5 @@ def _settings(recipe: Recipe, make: Callable[..., Any], accepted: dict[str, Any]
 def _parameters(make: Callable[..., Any]) -> dict[str, Any]:
     try:
         return dict(inspect.signature(make).parameters)
-    except (TypeError, ValueError):  # a function of C has no signature
+    except (TypeError, ValueError):  # a function written in C may have no signature
         return {}

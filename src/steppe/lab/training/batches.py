@@ -1,6 +1,6 @@
 """The batches of a run: a pure function of seed, epoch and step, and therefore the same for every method.
 
-No random state has to be saved: every draw (order, crops, mixup) has its own generator, seeded by its purpose.
+No random state has to be saved: every random choice (order, crops, mixup) has its own generator, seeded by its purpose.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..recipe.recipe import Recipe
 
 
 def seed_for(*what: Any) -> int:
-    """A seed for a purpose, named by numbers and words.
+    """A seed for a purpose that is described by numbers and words.
 
     >>> seed_for(0, "order", 1) == seed_for(0, "order", 1), seed_for(0, "order", 1) == seed_for(0, "order", 2)
     (True, False)
@@ -45,7 +45,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def data_for(recipe: Recipe, root: Path | None = None, device: Any = "cpu") -> DataSet:
-    """The data a recipe asks for, on the device."""
+    """The data of a recipe, on the device."""
     parts = (recipe.share, recipe.label_noise, recipe.hold_out)
     return cached_data(recipe.data, *parts, root, str(device), recipe.task)
 
@@ -54,7 +54,7 @@ def data_for(recipe: Recipe, root: Path | None = None, device: Any = "cpu") -> D
 def cached_data(
     name: str, share: float, noise: float, hold_out: float, root: Path | None, device: str, task: str = "classification"
 ) -> DataSet:
-    """The same by the fields that it depends on, so that it can be cached."""
+    """The same as `data_for`, with the fields that it depends on as arguments, so that it can be cached."""
     data = load(name, root, task=task)
     if share < 1:
         data = first(data, share)
@@ -67,7 +67,7 @@ def cached_data(
         if not 0 < count < len(rows):
             raise UserError(f"holding out {hold_out:g} of {len(rows)} training examples leaves none on one side")
         train = subset(data.train, rows[count:].sort().values)
-        test = subset(clean, rows[:count].sort().values)  # wrong labels that we made do not judge
+        test = subset(clean, rows[:count].sort().values)  # with clean labels: label noise is for training only
         data = replace(data, name=f"{data.name} without {hold_out:g}", train=train, test=test)
     return data.to(device)
 
@@ -79,21 +79,22 @@ class Batches:
         self.recipe, self.data, self.device, self.rank, self.ranks = recipe, data, device, rank, ranks
         self.auxiliary = recipe.auxiliary.partition(":")[0] if auxiliary else ""
         self.dtype = torch.float64 if recipe.precision == "float64" else torch.float32
-        # Rows held out for the second batch: none unless the method uses one, so that its rivals train on all.
+        # Rows held out for the second batch: none unless the method uses one, so that other methods train on all rows.
         count = recipe.held_out(len(data.train)) if auxiliary else 0
         rows = torch.randperm(len(data.train), generator=generator_for(recipe.seed, "held out")) if count else None
         self.held_out = None if rows is None else rows[:count].sort().values
         self._trained_on = None if rows is None else rows[count:].sort().values
         self.examples = len(data.train) - count
-        self.steps = (
-            self.examples // recipe.batch
-        )  # per epoch; all batches are full, so an epoch leaves out the last few examples of its order
+        # Per epoch. All batches are full, so an epoch leaves out the last few examples of its order:
+        self.steps = self.examples // recipe.batch
         if self.steps == 0:
             raise UserError(f"batch {recipe.batch} is larger than the {self.examples} training examples")
         if recipe.batch % ranks:
             raise UserError(f"batch {recipe.batch} cannot be split evenly over {ranks} processes")
         self._generator = torch.Generator(device)
-        self._even: Tensor | None = None  # which images alternating-flip flips in even epochs; in odd ones the others
+        self._even: Tensor | None = (
+            None  # the images that alternating-flip flips in even epochs; in odd ones, the others
+        )
         if "alternating-flip" in recipe.augmentation:
             drawn = torch.rand(len(data.train), generator=generator_for(recipe.seed, "flip"))
             self._even = (drawn < 0.5).to(device)
@@ -124,7 +125,7 @@ class Batches:
         return self._read(order if self._trained_on is None else self._trained_on[order], epoch, purpose)
 
     def _held_out_pass(self, epoch: int, held_out: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """As many held-out batches as an epoch has steps: all examples in a new order, again and again."""
+        """One held-out batch per step of an epoch: repeated passes over all held-out examples, each in a new order."""
         size = min(self.recipe.batch, len(held_out)) // self.ranks * self.ranks
         if size == 0:
             raise UserError(f"{len(held_out)} held-out examples cannot be split over {self.ranks} processes")
@@ -135,7 +136,7 @@ class Batches:
         return self._read(held_out[torch.cat(orders)[: self.steps * size]], epoch, "held out")
 
     def _read(self, rows: Tensor, epoch: int, purpose: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of these rows, one for each step; of each, this rank's part."""
+        """This rank's part of the batches of these rows, one batch per step."""
         seed, size = self.recipe.seed, len(rows) // self.steps // self.ranks
         rows = rows.view(self.steps, self.ranks, size)[:, self.rank].reshape(-1)
         crops = seed_for(seed, purpose, "crops", epoch) % 2**31
@@ -143,13 +144,13 @@ class Batches:
         batches = self.data.batches("train", size, rows, seed=crops)
         for step, (inputs, targets) in enumerate(batches):
             flipped = None if self._even is None else self._even[rows[step * size :][:size]] ^ bool(epoch % 2)
-            yield self._changed(inputs, targets, seed_for(seed, purpose, epoch, step, self.rank), flipped)
+            yield self._augmented(inputs, targets, seed_for(seed, purpose, epoch, step, self.rank), flipped)
 
     def for_statistics(self, epoch: int, most: int = 50) -> Iterator[Tensor]:
         """Training inputs for BatchNorm's statistics of an averaged net: at most this many batches."""
         return (inputs for inputs, _ in islice(self._pass(epoch, "statistics"), most))
 
-    def _changed(self, inputs: Tensor, targets: Tensor, seed: int, flipped: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _augmented(self, inputs: Tensor, targets: Tensor, seed: int, flipped: Tensor | None) -> tuple[Tensor, Tensor]:
         """The batch after augmentation, scaling and mixup."""
         recipe = self.recipe
         if recipe.augmentation != "none":

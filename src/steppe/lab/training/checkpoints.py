@@ -1,4 +1,4 @@
-"""A run's checkpoint and the weights it ends with."""
+"""Reading a run's checkpoint, and writing its final weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..records import Record, RecordWarning
 
 
 def read_checkpoint(path: Path, record: Record, device: torch.device) -> dict[str, Any] | None:
-    """A run's checkpoint, if there is one and it belongs to the same recipe with the same settings."""
+    """The checkpoint of a run; None if there is none, or if it has another recipe, other settings or other code."""
     if not path.exists():
         return None
     try:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def check_products(products: int) -> None:
-    """Raise if there are too few products for an error bar: before training, not after it."""
+    """Raise if there are too few products for an error bar. It is called before training, not after it."""
     if products < FEWEST_PRODUCTS:
         raise ValueError(f"products must be at least {FEWEST_PRODUCTS}, got {products}")
 
 
 @dataclass(frozen=True)
 class Measuring:
-    """What to measure. Called with a run, it returns the record's `curvature`."""
+    """What to measure at the end of a run. Called with the run, it returns the entry "curvature" of its record."""
 
     rho: float = 0.05
     samples: int = 512  # the same examples for every run on the same data

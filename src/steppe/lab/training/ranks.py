@@ -92,9 +92,9 @@ ALONE = Ranks()
 def join(kind: str, device: str) -> Ranks:
     """Join the process group of the ranks that torchrun has started."""
     if kind not in ("ddp", "fsdp2"):
-        raise UserError(f"--distributed is ddp or fsdp2, not {kind!r}")
+        raise UserError(f"--distributed must be ddp or fsdp2, not {kind!r}")
     if "LOCAL_RANK" not in os.environ:
-        raise UserError(f"--distributed {kind} runs under torchrun: torchrun --nproc-per-node 2 -m steppe train ...")
+        raise UserError(f"--distributed {kind} needs torchrun: torchrun --nproc-per-node 2 -m steppe train ...")
     if not dist.is_initialized():
         if device.startswith("cuda"):
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

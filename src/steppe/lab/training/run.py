@@ -1,9 +1,8 @@
 """The training loop: any method, any base, any model.
 
-A `Run` is one recipe being trained. Its `train` yields after every step of the optimizer, so that several runs can
-alternate in one process (`round_robin.train_round_robin`), each on its own CUDA stream. After every epoch it writes its
-record, and every few seconds a checkpoint. A run that was stopped resumes from its checkpoint and ends with
-bit-identical results.
+A `Run` trains one recipe. Its `train` yields after every step of the optimizer, so that several runs can alternate in
+one process (`round_robin.train_round_robin`), each on its own CUDA stream. It writes its record after every epoch and
+a checkpoint every few seconds. A stopped run resumes from its checkpoint and ends with bit-identical results.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from .precision import autocast, parameter_dtype, scaler, set_precision
 from .ranks import ALONE, Ranks
 from .tasks import task_of
 
-PAUSE = 5.0  # seconds between two checkpoints: small nets train an epoch in less time than they take to be written
+PAUSE = 5.0  # seconds between two checkpoints: writing one can take longer than an epoch of a small net
 
 
 def average_of(recipe: Recipe, net: nn.Module, steps: int, ranks: Ranks) -> Averaging | None:
-    """The average of the weights that a recipe asks for."""
+    """The average of the weights that a recipe requests; None without one."""
     if recipe.average and ranks.kind == "fsdp2":
         raise UserError("--average needs whole copies of the weights: train with ddp, or without it")
     return averaging(net, recipe.average, steps) if recipe.average else None
 
 
 def fit_whitening(net: nn.Module, data: DataSet, most: int = 5000) -> None:
-    """Fit whitening layers, which see the inputs of a net, to the first training examples."""
+    """Fit the whitening layers of a net, which come first in it, to the first training examples."""
     for layer in net.modules():
         if isinstance(layer, Whitening):
             inputs, _ = data.train.take(torch.arange(min(most, len(data.train))))
@@ -56,10 +55,10 @@ def fit_whitening(net: nn.Module, data: DataSet, most: int = 5000) -> None:
 
 
 class Run:
-    """One recipe in training.
+    """The training of one recipe.
 
-    `folder` is where its record is written (None: nowhere); `logger` is anything with ``add_scalar(name, value, step)``
-    and ``close()``; `measure` is called with the finished run and returns its curvature.
+    `folder` is where its record is written (None: nowhere); `logger` has ``add_scalar(name, value, step)`` and
+    ``close()``; `measure` is called with the finished run and returns its curvature.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Run:
     ):
         self.recipe, self.folder, self.device, self.ranks = recipe, folder, torch.device(device), ranks
         self.logger, self.measure, self.keep_weights = logger, measure, keep_weights
-        self.share_of_time = 1.0  # of the process, which runs in round robin share
+        self.share_of_time = 1.0  # of this process; runs that are trained in round robin share it
         self.task, method = task_of(recipe), recipe.build_method()
         if "lr" in method.needs and (recipe.schedule != "constant" or recipe.warmup):
             raise UserError(f"{method.name} sets the learning rate itself: give it no schedule and no warm-up")
@@ -102,7 +101,7 @@ class Run:
         self.optimizer.method = for_steps(method, recipe.epochs * self.batches.steps)
         self.average = average_of(recipe, self.net, recipe.epochs * self.batches.steps, ranks)
         exact = torch.float32 if self.device.type == "mps" else torch.float64
-        # Loss, correct answers, steps before the first loss that is not finite:
+        # Sum of losses, number of correct answers, number of steps before the first non-finite loss:
         self.totals = torch.zeros(3, dtype=exact, device=self.device)
         self._test_totals = torch.zeros(2, dtype=exact, device=self.device)
         # Weak: a reference cycle with the recorded graphs would keep GPU memory until the next garbage collection.
@@ -112,7 +111,7 @@ class Run:
         count = lambda *batch: me._count_test(*batch)  # noqa: E731
         self._test = Replayed(count) if ranks.world == 1 and self.task.of_all is None else count
         self._test_outputs: list[tuple[Tensor, Tensor]] = []  # for a metric of all outputs
-        self._saved, self._looks_before = -math.inf, 0  # when a checkpoint was written; looks of earlier processes
+        self._saved, self._looks_before = -math.inf, 0  # time of the last checkpoint; looks before this process resumed
         self._random = default_generator(self.device)
         self.record: Record = new_record(recipe, role, label, device)
         if self.task.name != "test_accuracy":
@@ -127,7 +126,7 @@ class Run:
 
     def _make_forward(self) -> Callable[[Tensor, Tensor], tuple[Any, Tensor]]:
         """The outputs and the loss of a batch, compiled together."""
-        together = self.recipe.compile and not self.ranks.kind and not self.recipe.loss  # the user's may not compile
+        together = self.recipe.compile and not self.ranks.kind and not self.recipe.loss  # a user's loss may not compile
         model, of = self.net if together else self.model, self.task.loss
 
         def forward(inputs: Tensor, targets: Tensor) -> tuple[Any, Tensor]:
@@ -259,11 +258,11 @@ class Run:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The file of the checkpoint, which exists until the run has ended."""
+        """The path of the checkpoint, which is deleted when the run has ended."""
         return None if self.folder is None else self.folder / f"{self.recipe.key}.ckpt"
 
     def _save(self) -> None:
-        """Write the record, and before it, not too often, the checkpoint: it contains the record of its own epoch."""
+        """Write the record; before it, if it is time, the checkpoint, which contains the record of its own epoch."""
         due = time.monotonic() - self._saved >= PAUSE
         measured_next = self.measure is not None and len(self.record["epochs"]) == self.recipe.epochs
         if not self.ranks.broadcast(due or measured_next):
@@ -295,8 +294,8 @@ class Run:
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, KeyError) as error:
-            unfit = f"{self.recipe.key}.ckpt in {self.folder} does not fit the model any more"
-            raise UserError(f"{unfit}: delete it to start from scratch ({describe(error)})") from None
+            misfit = f"{self.recipe.key}.ckpt in {self.folder} does not fit the model any more"
+            raise UserError(f"{misfit}: delete it to start from scratch ({describe(error)})") from None
         if self.scaler is not None:
             self.scaler.load_state_dict(saved["scaler"])
         if self.average is not None:

@@ -1,4 +1,4 @@
-"""What a model learns: the loss that is trained, and the metric that methods are compared by.
+"""Tasks: the loss that is trained, and the metric by which methods are compared.
 
 | task | targets | loss | metric |
 |---|---|---|---|
@@ -30,7 +30,7 @@ IGNORED = -100  # a target of cross-entropy that does not count
 
 @dataclass(frozen=True)
 class Task:
-    """Loss and metric. The metric is counted example by example, or made from the loss, or from all test outputs."""
+    """Loss and metric. The metric is a count over examples, or a function of the loss, or of all test outputs."""
 
     loss: Function  # (outputs, targets) -> mean loss of a batch
     metric: str  # "accuracy"
@@ -42,7 +42,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """The metric's name in records. An arrow says that larger is better, where the word does not say so."""
+        """The metric's name in records. An arrow marks a metric of which larger is better, other than an accuracy."""
         arrow = "↑" if self.larger_is_better and not self.metric.endswith("accuracy") else ""
         return f"test_{self.metric}{arrow}"
 
@@ -76,9 +76,9 @@ def _binary(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _f1(outputs: Tensor, targets: Tensor) -> Tensor:
-    said, true = _like(outputs, targets) > 0, targets > 0.5
-    both = (said & true).sum()
-    return 2 * both / (said.sum() + true.sum()).clamp(min=1)
+    predicted, true = _like(outputs, targets) > 0, targets > 0.5
+    both = (predicted & true).sum()
+    return 2 * both / (predicted.sum() + true.sum()).clamp(min=1)
 
 
 def _tokens(outputs: Any, targets: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def _of_tokens(outputs: Any, targets: Tensor) -> Tensor:
 
 
 def _perplexity(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf  # beyond that it is no number
+    return math.exp(loss) if loss < 700 else math.inf  # exp would overflow
 
 
 TASKS = {
@@ -118,15 +118,15 @@ def task_of(recipe: Recipe) -> Task:
     if recipe.metric:
         name = metric_name(recipe.metric)
         larger = not recipe.metric.endswith(":lower")
-        said = name.rpartition(":")[2].rpartition(".")[2].strip("<>")
+        short = name.rpartition(":")[2].rpartition(".")[2].strip("<>")
         return replace(
-            task, metric=said, larger_is_better=larger, count=None, from_loss=None, of_all=_own("metric", name)
+            task, metric=short, larger_is_better=larger, count=None, from_loss=None, of_all=_own("metric", name)
         )
     return task
 
 
 def _own(kind: str, name: str) -> Function:
-    """A function of the user's. What it raises or returns wrongly is reported in one line."""
+    """The user's own loss or metric. An exception in it, or a wrong result, becomes a `UserError`."""
     function = user_function(f"--{kind}", name)
 
     def called(outputs: Any, targets: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def _own(kind: str, name: str) -> Function:
             raise UserError(f"{kind} {name} failed with {describe(error)}") from error
         if kind == "metric" and isinstance(found, (int, float)):
             return torch.tensor(float(found), dtype=torch.float64)
-        if not isinstance(found, Tensor) and hasattr(found, "item"):  # a number of numpy
+        if not isinstance(found, Tensor) and hasattr(found, "item"):  # a numpy scalar
             return torch.tensor(float(found.item()), dtype=torch.float64)
         if not isinstance(found, Tensor) or found.numel() != 1:
             what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__

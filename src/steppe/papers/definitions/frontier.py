@@ -1,7 +1,7 @@
-"""The map: where do methods gain over the best that their base does at the same cost, regime by regime?
+"""The map: in which regimes do methods gain over the best that their base reaches at the same cost?
 
-A regime is a data set, a net and a base. The base is trained 1, 2, 4 and 8 times as long; an average of its weights is
-evaluated from the same trainings. The radius is chosen on held-out training data: the cells `REGIME/choose/…` train on
+A regime is a data set, a net and a base. The base is trained 1, 2, 4 and 8 times as long; the same trainings also
+evaluate an average of its weights. The radius is chosen on held-out training data: the cells `REGIME/choose/…` train on
 the rest, and once their results are kept, the cells at that radius are part of the definition. So a regime takes three
 commands:
 
@@ -9,7 +9,7 @@ commands:
     steppe paper collect runs/extra-frontier extra/frontier
     steppe paper run extra/frontier --cells digits-clean        # now with the chosen radius
 
-Nothing here looks at the test data to choose.
+Nothing is chosen on the test data.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..store import kept_lines
 NAME = "extra/frontier"
 LENGTHS = (1, 2, 4, 8)
 RADII = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-CHOOSING = "choosing"  # the role of runs on held-out data
+CHOOSING = "choosing"  # the role of runs that choose the radius on held-out data
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ _GPT = Recipe(
     data="text", task="language", model="gpt-tiny", base="adamw", lr=1e-3, weight_decay=0.1, batch=64, epochs=2,
     schedule="cosine", warmup=200, clip=1.0, precision="bf16", average="ema:0.999",
 )  # fmt: skip
-# Without an average: its learning rate ends at zero, where an average of the last steps is the last weights.
+# Without an average: the learning rate ends at zero, so the average of the last steps is the last weights.
 _FAST = Recipe.of({"data": "cifar-10", "model": "fast-cnn", **suggested("cifar-10", "fast-cnn")})
 REGIMES = (
     *(_digits(noise) for noise in (0.0, 0.2, 0.4, 0.6)),
@@ -104,7 +104,10 @@ REGIMES = (
 
 
 def fixed_cells(regime: Regime) -> Iterator[Cell]:
-    """The cells that need no choice: the base in all lengths, its rivals, methods as they come, and the choosing."""
+    """The cells that do not depend on the chosen radius.
+
+    These are the base in all lengths, its rivals, methods with their default settings, and the runs that choose.
+    """
     own, base = regime.recipe, regime.base
     for length in LENGTHS:
         said, role = (base, "base") if length == 1 else (f"{base}, {length}x longer", "equal-cost")
@@ -124,9 +127,9 @@ def fixed_cells(regime: Regime) -> Iterator[Cell]:
         ),
         ("gapsam", "GapSAM", "gapsam", {"auxiliary": "held-out"}),
     ):  # fmt: skip
-        yield _cell(regime, name, said, "method", _with(own, method, **settings))
+        yield _cell(regime, name, said, "method", _with_method(own, method, **settings))
     for rho in RADII:
-        recipe = _with(own, f"sam:rho={rho}", hold_out=regime.hold_out)
+        recipe = _with_method(own, f"sam:rho={rho}", hold_out=regime.hold_out)
         yield _cell(regime, f"choose/{rho}", f"SAM, ρ = {rho}, on held-out data", CHOOSING, recipe, regime.choosing)
 
 
@@ -135,7 +138,7 @@ def chosen_cells(regime: Regime, rho: float) -> Iterator[Cell]:
     own = regime.recipe
     for length in LENGTHS[:-1]:  # at most as long as the base
         name, more = ("sam", "") if length == 1 else (f"sam-{length}", f", {length}x longer")
-        recipe = _with(longer(own, length), f"sam:rho={rho}")
+        recipe = _with_method(longer(own, length), f"sam:rho={rho}")
         yield _cell(regime, name, f"SAM, ρ = {rho}{more}", "method", recipe)
     for name, said, method in (
         ("asam", f"ASAM, ρ = {10 * rho:g}", f"asam:rho={10 * rho:g}"),
@@ -145,16 +148,16 @@ def chosen_cells(regime: Regime, rho: float) -> Iterator[Cell]:
         ("crsam", f"CR-SAM, ρ = {rho}", f"crsam:rho={rho}"),
         ("looksam", f"LookSAM, ρ = {rho}", f"looksam:rho={rho}"),
     ):
-        yield _cell(regime, name, said, "method", _with(own, method))
+        yield _cell(regime, name, said, "method", _with_method(own, method))
 
 
 def longer(recipe: Recipe, factor: int) -> Recipe:
-    """The recipe with so many times as many epochs. Warm-up stays: its length in steps is part of the base."""
+    """The recipe with its epochs multiplied by a factor. The warm-up stays: its length in steps is part of the base."""
     return replace(recipe, epochs=recipe.epochs * factor)
 
 
-def _with(recipe: Recipe, method: str, **fields: Any) -> Recipe:
-    """The recipe with a method. Averages are kept for the base alone."""
+def _with_method(recipe: Recipe, method: str, **fields: Any) -> Recipe:
+    """The recipe with a method, and without averaged weights: those are for the base only."""
     return replace(recipe, method=canonical(method), average="", **fields)
 
 
@@ -166,9 +169,9 @@ def _cell(regime: Regime, name: str, label: str, role: str, recipe: Recipe, seed
 
 
 def chosen_radii(lines: Any) -> dict[str, float]:
-    """By regime, the radius with the best mean on held-out data: once each radius has its seeds, at full scale.
+    """The radius with the best mean on held-out data, by regime, once every radius has all its seeds at full scale.
 
-    A training that was lost counts as the worst. Of radii that are equal the smaller one is taken.
+    A diverged run counts as the worst. Of equally good radii the smallest is taken.
     """
     found: dict[str, dict[float, dict[int, float]]] = {}
     for line in lines:
@@ -184,19 +187,19 @@ def chosen_radii(lines: Any) -> dict[str, float]:
 
 
 def _means(by_seed: Mapping[int, float], seeds: int) -> float | None:
-    """The mean over the seeds that choose; None if one is missing."""
+    """The mean over the first seeds, which choose the radius; None if one is missing."""
     return fmean(by_seed[seed] for seed in range(seeds)) if by_seed.keys() >= set(range(seeds)) else None
 
 
 def _score(line: Mapping[str, Any]) -> float:
-    """The held-out accuracy, or less the held-out loss of a language model; minus infinity if the run was lost."""
+    """The held-out accuracy, or minus the held-out loss of a language model; minus infinity if the run diverged."""
     final = line["final"]
     value = final.get("test_accuracy", -final["test_loss"] if isinstance(final["test_loss"], float) else None)
     return float(value) if line["status"] == "done" and isinstance(value, float) else float("-inf")
 
 
 def frontier(chosen: Mapping[str, float]) -> Experiment:
-    """The experiment, with the cells at the chosen radius of regimes whose radius is chosen."""
+    """The experiment, including the cells at the chosen radius for regimes in which one was chosen."""
     cells: list[Cell] = []
     for regime in REGIMES:
         cells += fixed_cells(regime)
@@ -204,11 +207,11 @@ def frontier(chosen: Mapping[str, float]) -> Experiment:
             cells += chosen_cells(regime, chosen[regime.name])
     return Experiment(
         NAME, "Methods and bases at 1, 2, 4 and 8 times the cost, regime by regime",
-        "Where a method gains over the best that its base does at the same cost.", tuple(cells), seeds=10,
+        "Where a method gains over the best that its base reaches at the same cost.", tuple(cells), seeds=10,
         measuring=Robustness(), follows=lambda lines: frontier(chosen_radii(lines)), shorter=10, stops=10,
         needs="CIFAR-10, and text for the language model",
         choices=("SAM's radius is chosen on held-out training data; its cells appear when these runs are collected. "
-                 "ASAM takes ten times that radius, the others the same; MSAM, GAM and GapSAM run as they come.",),
+                 "ASAM takes ten times that radius, the others the same; MSAM, GAM and GapSAM have their defaults.",),
     )  # fmt: skip
 
 

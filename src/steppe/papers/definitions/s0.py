@@ -283,25 +283,26 @@ def _periodic(experiment: Experiment, results: Results) -> Finding:
     kept = f"{100 * late_gain / gain:.0f} % of the gain over SGD kept" if gain > 0 else none
     said = f"{kept}, at {times[0]:.2f}x SGD's time against {times[1]:.2f}x"
     holds = bool(above.holds) and times[0] < times[1]
-    return Finding(holds, f"{said}; {above.said}", above.n, scale)
+    return Finding(holds, f"{said}; {above.details}", above.n, scale)
 
 
 def _unstable(experiment: Experiment, results: Results) -> Finding:
-    """Large T: runs that are lost (NaN, or less than half the accuracy of T = 2)."""
+    """Large T: runs that collapse (NaN, or less than half the accuracy of T = 2)."""
     scale, usual = results.best(experiment, "T/2")
     large = {T: results.of(experiment, f"T/{T}", scale or "full") for T in TS if T > 2}
     base = usual.mean("test_accuracy")
     if base is None or base.error is None or not any(group.records for group in large.values()):
         return NOTHING
-    lines, all_lost = [f"T = 2: {100 * base.value:.2f} ± {100 * base.error:.2f}"], 0
+    lines, total = [f"T = 2: {100 * base.value:.2f} ± {100 * base.error:.2f}"], 0
     for T, group in large.items():
         mean = group.mean("test_accuracy")
-        lost = len(group.diverged) + sum(r["final"]["test_accuracy"] < base.value / 2 for r in group.done)
-        all_lost += lost
+        collapsed = len(group.diverged) + sum(r["final"]["test_accuracy"] < base.value / 2 for r in group.done)
+        total += collapsed
         if group.records:
             shown = "none finished" if mean is None else f"{100 * mean.value:.2f} ± {100 * (mean.error or 0):.2f}"
-            lines.append(f"T = {T}: {shown}" + (f", {lost} of {len(group.records)} lost" if lost else ""))
-    return Finding(all_lost > 0, "; ".join(lines), base.n, scale)
+            some = f", {collapsed} of {len(group.records)} collapsed" if collapsed else ""
+            lines.append(f"T = {T}: {shown}{some}")
+    return Finding(total > 0, "; ".join(lines), base.n, scale)
 
 
 def _early(experiment: Experiment, results: Results) -> Finding:

@@ -100,7 +100,7 @@ function paper(width, height) {
   return { canvas, pen };
 }
 
-// The landscapes side by side, as they are turned now.
+// The landscapes side by side, in their present orientation.
 function landscapePicture(host, name, problem) {
   const tiles = [...host.querySelectorAll(".tile")], across = Math.max(1, Math.min(3, tiles.length));
   const source = tiles[0]?.querySelector("canvas"), wide = PICTURE / across;
@@ -119,7 +119,7 @@ function landscapePicture(host, name, problem) {
   return canvas;
 }
 
-// At once: toBlob waits until the browser has nothing else to do, which may take seconds.
+// Synchronous: toBlob waits until the browser is idle, which may take seconds.
 function png(canvas) {
   const bytes = atob(canvas.toDataURL("image/png").split(",")[1]);
   return new Blob([Uint8Array.from(bytes, (c) => c.charCodeAt(0))], { type: "image/png" });
@@ -135,9 +135,9 @@ function setUpDownloads(problem) {
   for (const bar of problem.section.querySelectorAll("[data-downloads]")) {
     const row = element("div", { class: "choice saves", role: "group", "aria-label": "Download" }, bar);
     element("span", { class: "said", "aria-hidden": "true" }, row, "Download");
-    saveButton(row, "table CSV", "Download the table as CSV, a line a method", () =>
+    saveButton(row, "table CSV", "Download the table as CSV, one line per method", () =>
       save(`${fileName(problem, "methods")}.csv`, text("text/csv", csv(methodLines(problem)))));
-    saveButton(row, "runs CSV", "Download the runs as CSV, a line a seed", () =>
+    saveButton(row, "runs CSV", "Download the runs as CSV, one line per run", () =>
       save(`${fileName(problem, "runs")}.csv`, text("text/csv", csv(runLines(problem)))));
     saveButton(row, "JSON", "Download methods, runs and curves as JSON", () =>
       save(`${fileName(problem, "")}.json`, text("application/json", JSON.stringify(everything(problem), null, 1))));

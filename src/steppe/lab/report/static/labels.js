@@ -27,7 +27,7 @@ function labelSeries(svg, named, readable, inner, scatter) {
   for (const e of spots.filter((one) => one.lx !== undefined)) drawName(svg, e);
 }
 
-// Boxes along all lines, and around the seeds: no name may be on top of them.
+// Boxes along all lines and around the dots of seeds, which labels must not cover.
 function drawnIn(svg) {
   const boxes = [];
   for (const line of svg.querySelectorAll(".series:not(.faint) .line, .longer")) {
@@ -44,7 +44,7 @@ function drawnIn(svg) {
   return boxes;
 }
 
-// One below the other at the right edge, as close to the ends of their curves as possible.
+// Place labels one below the other at the right edge, as close to the ends of their curves as possible.
 function pushApart(ends, inner) {
   ends.forEach((e, k) => {
     e.lx = inner.x1 + 17;
@@ -57,7 +57,7 @@ function pushApart(ends, inner) {
   }
 }
 
-// To the right or left of the point, higher or lower; or above or below it. The closest comes first.
+// Candidate places for a label: right or left of the point, higher or lower; or above or below it. Closest first.
 function placesFor(e, scatter) {
   const steps = [0, -13, 13, -26, 26, -39, 39];
   const places = steps.flatMap((d) => [10, 22, 34].flatMap((gap) => [[e.x + gap, e.y + d], [e.x - gap - e.w, e.y + d]]));

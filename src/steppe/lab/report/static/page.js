@@ -65,7 +65,7 @@ function setUpChoice(choice, problem) {
 }
 
 // The groups that have data for a figure.
-function concerned(kind, data) {
+function groupsWithData(kind, data) {
   const has = {
     cost: (g) => g.mean,
     spectrum: (g) => g.density,
@@ -78,9 +78,9 @@ function concerned(kind, data) {
 }
 
 function addLegend(host, problem) {
-  const groups = concerned(host.dataset.chart, problem.data);
+  const groups = groupsWithData(host.dataset.chart, problem.data);
   const labelled = !["cost", "curves"].includes(host.dataset.chart);
-  if (groups.length < 2 || (labelled && groups.length <= FEW + 4)) return; // their rows and tiles have names
+  if (groups.length < 2 || (labelled && groups.length <= FEW + 4)) return; // rows and tiles have labels of their own
   const legend = element("div", { class: "legend", role: "group", "aria-label": "Show or hide" });
   for (const group of groups) {
     const chip = element("button", { type: "button", class: "chip", "data-label": group.label }, legend);
@@ -94,7 +94,7 @@ function addLegend(host, problem) {
   }
   if (groups.length <= FEW + 4) return host.before(legend);
   const folded = element("details", { class: "folded" });
-  element("summary", {}, folded, `${groups.length} to choose from`);
+  element("summary", {}, folded, `Choose from ${groups.length} methods`);
   folded.append(legend);
   host.before(folded);
 }
@@ -140,7 +140,7 @@ function setUpSorting(table) {
   });
 }
 
-// Says beside a table that it goes on, as long as it does.
+// A hint above a table that can be scrolled sideways, as long as there is more to the right.
 function setUpHint(scroll) {
   const hint = element("p", { class: "hint", "aria-hidden": "true", hidden: "" }, null, "scroll sideways for more →");
   scroll.before(hint);
