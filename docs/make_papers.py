@@ -119,7 +119,7 @@ def section(experiment: Experiment, results: Results) -> str:
         text += [f"Needs {experiment.needs}.", ""]
     judged = findings(experiment, results)
     text += [f"- {trend.text}: {found.short(verdict)}." for trend, verdict, found in judged]
-    if behind := [f"- {trend.text}: {found.said}." for trend, _, found in judged if found.said]:
+    if behind := [f"- {trend.text}: {found.details}." for trend, _, found in judged if found.details]:
         text += [
             "",
             '<details markdown="1"><summary>The differences behind these verdicts</summary>',
