@@ -47,7 +47,7 @@ def test_a_whole_basis_has_all_eigenvalues(all_problems, index):
     assert torch.allclose(run.ritz().values, torch.linalg.eigvalsh(A).flip(0), atol=1e-11 * float(A.norm()))
 
 
-def test_a_saved_run_goes_on_as_if_it_had_not_stopped(all_problems, tmp_path):
+def test_a_resumed_run_equals_one_that_was_not_stopped(all_problems, tmp_path):
     A = all_problems[5][1]
     path = tmp_path / "run.pt"
     unbroken = Krylov(A, block=2, seed=3)
@@ -131,7 +131,7 @@ def test_repeated_eigenvalues_are_found_as_often_as_they_occur():
         assert torch.allclose(eigenvalues(A, 5, seed=seed).values, values.sort(descending=True).values[:5], rtol=1e-3)
 
 
-def test_a_short_memory_restarts_and_still_converges():
+def test_a_run_with_a_small_basis_restarts_and_converges():
     A = symmetric(torch.logspace(0, -3, 200, dtype=torch.float64))
     run = Krylov(A, max_basis=24)
     found = eigenvalues(run, 4, rtol=1e-6, max_matvecs=2000)
@@ -254,7 +254,7 @@ def test_a_run_belongs_to_its_weights(measure):
     measure(run)
 
 
-def test_one_run_serves_all(all_problems):
+def test_all_measures_share_one_run(all_problems):
     problem, A = all_problems[0]
     H = Hessian(problem.model, problem.loss_fn, problem.batches)
     run = Krylov(H, block=8)

@@ -159,7 +159,7 @@ def test_a_plane_through_two_eigenvectors_is_the_quadratic_near_the_middle():
             assert float(found.losses[i, j] - here) == pytest.approx(slope + bend, abs=1e-9)
 
 
-def test_a_loss_that_is_no_number_is_kept():
+def test_a_loss_that_is_not_finite_is_stored():
     class Root(nn.Module):
         def __init__(self):
             super().__init__()
@@ -262,7 +262,7 @@ def test_figures_are_written(tmp_path, objective):
     assert "<script src=" not in page and "<link" not in page  # it needs no network
 
 
-def test_the_monitor_measures_every_so_often():
+def test_the_monitor_measures_at_regular_steps():
     torch.manual_seed(0)
     model, (x, y) = mlp(6).double(), digits(60, side=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

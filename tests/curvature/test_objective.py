@@ -55,7 +55,7 @@ def test_the_loss_is_the_mean_over_all_samples(model, data, request):
 
 
 @pytest.mark.parametrize("place", ["loader", "sampler", "batch sampler", "in the batch sampler"])
-def test_a_loaders_own_generator_is_rewound_and_left_where_it_was(model, place):
+def test_a_loader_s_own_generator_is_reseeded_and_restored(model, place):
     dataset, own = torch.utils.data.TensorDataset(*digits(50, side=4)), torch.Generator().manual_seed(5)
     drawn = torch.utils.data.RandomSampler(dataset, generator=own)
 
@@ -100,7 +100,7 @@ def test_an_iterator_too_large_to_keep_is_refused(model):
         Objective(model, F.cross_entropy, iter(ragged(digits(50, side=4), 30, 20)), cache_bytes=10).loss()
 
 
-def test_a_restriction_stays_inside_what_is_measured():
+def test_restricted_selects_among_the_measured_parameters():
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, 2)).double()
     net[0].bias.requires_grad_(False)
     data = torch.ones(4, 3, dtype=torch.float64), torch.arange(4) % 2
@@ -163,7 +163,7 @@ def test_a_sample_is_the_first_of_a_pass(model):
     assert float(objective.loss()) == pytest.approx(expected_loss(model, 20), rel=1e-12)
 
 
-def test_a_weight_of_ones_own(model):
+def test_a_weight_function_of_the_user(model):
     x, y = digits(30, side=4)
     halves = [(x[:10], y[:10]), (x[10:], y[10:])]
     objective = Objective(model, F.cross_entropy, halves, weight=lambda batch: 1.0)
@@ -191,7 +191,7 @@ WEIGHTS = torch.linspace(0.2, 3, 10, dtype=torch.float64)
         (functools.partial(F.multi_margin_loss, weight=WEIGHTS), False),
     ],
 )
-def test_what_a_loss_was_told_is_read(model, loss_fn, is_sum):
+def test_settings_of_the_loss_are_respected(model, loss_fn, is_sum):
     x, y = digits(50, side=4)
     objective = Objective(model, loss_fn, ragged((x, y), 9, 30, 11))
     assert objective.reduction == ("sum" if is_sum else "mean")
@@ -210,7 +210,7 @@ def test_a_batch_whose_targets_are_all_ignored_counts_nothing(model):
     assert float(objective.loss()) == pytest.approx(F.cross_entropy(model(x[10:]), y[10:]).item(), rel=1e-12)
 
 
-def test_at_is_the_loss_elsewhere_and_moves_nothing(model):
+def test_at_measures_elsewhere_and_does_not_move_the_weights(model):
     objective = Objective(model, F.cross_entropy, digits(50, side=4))
     before = [p.detach().clone() for p in model.parameters()]
     offset = objective.vector(torch.full((objective.size,), 0.1, dtype=torch.float64))
@@ -238,7 +238,7 @@ def test_data_that_changes_between_passes_is_refused(model):
         _ = H @ v
 
 
-def test_a_loader_that_augments_from_torch_is_rewound(model):
+def test_a_loader_that_augments_randomly_gives_the_same_data(model):
     class Augmented:
         def __iter__(self):
             x, y = digits(50, side=4)

@@ -80,7 +80,7 @@ def blocks_as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(operator, "_BLOCKS_FORWARD_ON", ("cpu",))
 
 
-def test_blocks_go_forward_where_that_is_faster_and_right(all_problems, index, blocks_as_on_a_gpu):
+def test_blocks_use_forward_over_reverse_where_it_is_faster_and_correct(all_problems, index, blocks_as_on_a_gpu):
     problem, dense = all_problems[index]
     H = Hessian(problem.model, problem.loss_fn, problem.batches, mode=problem.mode)
     block = torch.eye(len(dense), dtype=torch.float64)[:, ::7]
@@ -213,7 +213,7 @@ def test_scaled_is_d_a_d():
     assert torch.equal(Scaled(A, d) @ torch.eye(2, dtype=torch.float64), d[:, None] * A * d)
 
 
-def test_batches_beyond_the_memory_limit_are_built_anew(all_problems):
+def test_graphs_beyond_the_memory_limit_are_rebuilt(all_problems):
     problem, dense = all_problems[1]
     H = Hessian(problem.model, problem.loss_fn, problem.batches, memory=1)
     block = torch.eye(len(dense), dtype=torch.float64)[:, :5]
@@ -273,7 +273,7 @@ def test_weight_normalisation_has_the_right_second_derivative():
     assert H.way == "difference"
 
 
-def test_training_on_is_noticed(all_problems):
+def test_changed_weights_are_noticed(all_problems):
     torch.manual_seed(2)
     model, data = mlp(4).double(), digits(20, side=4)
     H = Hessian(model, F.cross_entropy, data)
@@ -310,7 +310,7 @@ def test_changes_of_a_buffer_and_of_the_mode_are_noticed(all_problems):
 
 @pytest.mark.parametrize("mode", ["eval", "batch", "train", "as-is"])
 @pytest.mark.parametrize("way", ["auto", "fresh", "difference"])
-def test_nothing_is_disturbed(mode, way):
+def test_a_product_has_no_side_effects(mode, way):
     torch.manual_seed(3)
     model: Any = nn.Sequential(cnn(), nn.Dropout(0.3)).double()
     model.train()

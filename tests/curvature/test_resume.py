@@ -1,4 +1,4 @@
-"""A measurement that was stopped goes on as if it had not been."""
+"""A measurement that was stopped and resumed gives the same results as one that was not."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MEASURES = {
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_samples_go_on_bit_for_bit(all_problems, tmp_path, name):
+def test_resumed_samples_are_equal_to_the_bit(all_problems, tmp_path, name):
     A = all_problems[0][1]
     measure = MEASURES[name]
     unbroken = measure(A, seed=3)
@@ -82,7 +82,7 @@ def test_samples_go_on_bit_for_bit(all_problems, tmp_path, name):
         measure(counting, seed=4, checkpoint=path)
 
 
-def test_every_measure_of_a_shared_run_goes_on_bit_for_bit(all_problems, tmp_path):
+def test_every_measure_of_a_resumed_run_is_equal_to_the_bit(all_problems, tmp_path):
     A = next(A for problem, A in all_problems if problem.name == "tied")
 
     def measured(operator, folder: Path | None) -> list[torch.Tensor]:
@@ -116,7 +116,7 @@ def test_every_measure_of_a_shared_run_goes_on_bit_for_bit(all_problems, tmp_pat
     assert top is not None and torch.equal(top.values, straight.values) and torch.equal(top.vectors, straight.vectors)
 
 
-def test_another_net_is_not_gone_on_with(tmp_path):
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     data = digits(20, side=4)
     torch.manual_seed(0)
     trace(Hessian(mlp(4), F.cross_entropy, data), rtol=0.1, checkpoint=tmp_path / "trace.pt")
@@ -133,7 +133,7 @@ def _without_last_layer(seed: int):
 
 
 @pytest.mark.parametrize("other", ["matrix", "layer", "weights", "plain matrix", "scale"])
-def test_what_has_the_same_size_and_loss_is_not_gone_on_with(tmp_path, other):
+def test_a_checkpoint_of_another_operator_with_the_same_size_and_loss_is_refused(tmp_path, other):
     data, net = digits(20, side=4), _without_last_layer(0)
     H = Hessian(net, F.cross_entropy, data)
     square = torch.nn.Sequential(
@@ -180,7 +180,7 @@ for checkpoint in (sys.argv[1], None):
 
 
 @pytest.mark.slow
-def test_a_killed_process_goes_on_bit_for_bit(tmp_path):
+def test_a_killed_process_resumes_to_the_same_bits(tmp_path):
     here = Path(__file__).parent
     paths = [str(here.parent), str(here.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}

@@ -90,7 +90,7 @@ def test_plain_equals_both_optimizers_alone_to_the_last_bit():
     assert same(list(model.state_dict().values()), list(other.state_dict().values()))
 
 
-def test_a_checkpoint_goes_on_to_the_last_bit():
+def test_a_resumed_run_is_equal_to_the_last_bit():
     data = batches(6)
     model = Tiny()
     opt = steppe.SharpnessAware(bases(model), steppe.FSAM(rho=0.1), model)
@@ -123,7 +123,7 @@ def test_schedulers_and_copies_reach_each_optimizer():
     assert same(list(model.state_dict().values()), list(twins[0].state_dict().values()))
 
 
-def test_mistakes_are_said():
+def test_mistakes_raise_helpful_errors():
     model = Tiny()
     muon, adamw = bases(model)
     with pytest.raises(ValueError, match="belongs to two of the base optimizers"):

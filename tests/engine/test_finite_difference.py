@@ -157,7 +157,7 @@ def gradient_of(model: nn.Module, batch: problems.Batch, precision: str) -> Call
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("trained", [False, True], ids=["initial", "trained"])
 @pytest.mark.parametrize("name", NETS)
-def test_accuracy(name, trained, precision):
+def test_finite_differences_are_as_accurate_as_documented(name, trained, precision):
     """Along the gradient, both ways of driving it, forward and central, in every precision."""
     expected = case(name, trained)
     dtype = torch.float64 if precision == "float64" else torch.float32
@@ -212,7 +212,7 @@ def test_the_rule_scales_with_the_weights_and_not_with_the_vector(central):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_method_without_a_model_takes_the_step_of_its_weights(dtype):
+def test_drive_uses_the_difference_step_of_the_weights_dtype(dtype):
     """float64's step would move no float32 weight, and the product would be zero."""
     w = torch.tensor([1.0, 2.0, 3.0], dtype=dtype)
     product = steppe.drive(_GradientProduct(), lambda w: w**3, w)
@@ -270,7 +270,7 @@ def relative_step(model: nn.Module, where: str, dtype: torch.dtype | None, hvp: 
 @pytest.mark.parametrize("hvp", ["forward", "central"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("where", ["closure", "call", "step", "passes", "forward"])
-def test_autocast_is_noticed(where, dtype, hvp):
+def test_autocast_is_detected_wherever_it_is_entered(where, dtype, hvp):
     """Around the closure's body, around the model's call, around the step, in a loop's body, in the model's forward."""
     net = AutocastInside(dtype) if where == "forward" else mlp(nn.Softplus)
     name = str(dtype).removeprefix("torch.")
@@ -278,14 +278,14 @@ def test_autocast_is_noticed(where, dtype, hvp):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_without_autocast_the_weights_dtype_counts(dtype):
+def test_without_autocast_the_precision_is_that_of_the_weights(dtype):
     name = str(dtype).removeprefix("torch.")
     for hvp in ("forward", "central"):
         step = relative_step(mlp(nn.Softplus).to(dtype), "nowhere", None, hvp)
         assert step == pytest.approx(STEP[name][hvp == "central"], rel=0.02)
 
 
-def test_autocast_around_the_step_is_noticed_without_the_model():
+def test_autocast_around_the_step_is_detected_without_the_model():
     step = relative_step(mlp(nn.Softplus), "step", torch.bfloat16, "forward", given=False)
     assert step == pytest.approx(STEP["bfloat16"][0], rel=0.02)
 

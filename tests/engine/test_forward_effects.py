@@ -71,7 +71,7 @@ def test_buffers_in_other_memory_or_places_change_once_a_step(kind, method):
 
 
 @pytest.mark.parametrize("kind", [Reassigns, Resizes, Registers])
-def test_buffers_in_other_memory_are_put_back_after_an_exception(kind):
+def test_buffers_in_other_memory_are_restored_after_an_exception(kind):
     model, x = kind(), torch.ones(2, 4)
     opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(), model=model)
 
@@ -88,7 +88,7 @@ def test_buffers_in_other_memory_are_put_back_after_an_exception(kind):
     }
 
 
-def test_an_expanded_buffer_is_no_obstacle():
+def test_an_expanded_buffer_is_restored():
     model = cast(Any, nn.Linear(4, 3))
     model.register_buffer("scale", torch.full((1,), 2.0).expand(3))
     opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(), model=model)
@@ -132,7 +132,7 @@ def test_parameters_that_a_forward_changes_change_once_a_step():
         assert step == 0 or all(torch.equal(seen, before) for seen in model.seen)
 
 
-def test_parameters_that_a_forward_changes_are_put_back_after_an_exception():
+def test_parameters_that_a_forward_changes_are_restored_after_an_exception():
     model, x = Averages(), torch.ones(2, 4, dtype=torch.float64)
     opt = steppe.SharpnessAware(torch.optim.SGD(model.trained.parameters(), lr=0.01), steppe.SAM(), model=model)
     opt.step(lambda: model(x).square().sum())

@@ -32,7 +32,7 @@ def train(method, home, device="cpu", count=4, dtype=torch.float64, build=proble
 
 @pytest.mark.parametrize("device", DEVICES)
 @problems.each_variant()
-def test_every_method_gives_the_same_bits(method, device):
+def test_every_method_gives_the_same_bits_with_either_home(method, device):
     dtype = torch.float64 if device == "cpu" else torch.float32
     there, here = (train(method, home, device, dtype=dtype) for home in ("cpu", "device"))
     assert same(everything(there[0]), everything(here[0]))
@@ -41,7 +41,7 @@ def test_every_method_gives_the_same_bits(method, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("leave", [KeyboardInterrupt, "break", "abandon"])
-def test_the_weights_come_back_from_the_host(leave, device):
+def test_the_weights_are_restored_from_the_host(leave, device):
     model, opt = train(steppe.SAM(rho=0.5), "cpu", device, count=2)
     before, moved = problems.weights(model), False
     data = on(device, problems.steps(3)[2])
@@ -84,7 +84,7 @@ def test_weights_that_the_first_look_changes_are_copied_again(how, device):
     assert same(everything(there[0]), everything(here[0]))
 
 
-def test_a_copy_and_a_checkpoint_go_on_alike():
+def test_a_copy_and_a_checkpoint_continue_with_the_same_bits():
     straight = train(steppe.GSAM(), "device", count=4)[0]
     model, opt = train(steppe.GSAM(), "cpu", count=2)
     twin, its = copy.deepcopy((model, opt))
@@ -104,7 +104,7 @@ def test_a_copy_and_a_checkpoint_go_on_alike():
     assert torch.equal(problems.weights(model), problems.weights(straight))
 
 
-def test_another_place_is_refused():
+def test_an_unknown_home_is_refused():
     model = seeded(problems.mlp)
     with pytest.raises(ValueError, match='home must be "device" or "cpu", not \'disk\''):
         steppe.wrap(sgd(model), "sam", home="disk")

@@ -43,7 +43,7 @@ def test_every_look_starts_from_the_same_buffers():
     assert losses[0] == losses[1]
 
 
-def test_a_buffer_that_forward_replaces_is_put_back():
+def test_a_buffer_that_forward_replaces_is_restored():
     class Counter(nn.Module):
         def __init__(self):
             super().__init__()
@@ -61,7 +61,7 @@ def test_a_buffer_that_forward_replaces_is_put_back():
     assert model.calls == 3
 
 
-def test_a_buffer_that_forward_replaces_now_and_then_is_put_back():
+def test_a_buffer_that_forward_replaces_in_some_steps_is_restored():
     """What is known of the buffers after the first look of the step before need not hold in this one."""
 
     class Growing(nn.Module):
@@ -85,7 +85,7 @@ def test_a_buffer_that_forward_replaces_now_and_then_is_put_back():
     assert model.calls == 14 and model.last == data[2].main[0][0, 0]
 
 
-def test_buffers_of_all_kinds_are_put_back_to_the_bit():
+def test_buffers_of_all_kinds_are_restored_to_the_bit():
     class Kinds(nn.Module):
         nan: Tensor
         flags: Tensor
@@ -126,7 +126,7 @@ def test_buffers_of_all_kinds_are_put_back_to_the_bit():
     assert bits(model) == after
 
 
-def test_modules_that_come_later_are_looked_after_too():
+def test_modules_that_are_added_later_are_isolated_too():
     model = seeded(lambda: nn.Sequential(nn.Linear(64, 10)))
     opt = SharpnessAware(frozen(model), SAM(), model)
     first, second = problems.steps(2)
@@ -146,7 +146,7 @@ def test_dropout_masks_are_the_same_in_every_look_and_differ_between_steps():
     assert all(torch.equal(masks[0], m) for m in masks[1:4]) and not torch.equal(masks[0], masks[4])
 
 
-def test_without_a_model_the_random_state_is_replayed_all_the_same():
+def test_without_a_model_the_random_state_is_restored_too():
     model = seeded(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 10)))
     opt = SharpnessAware(frozen(model), SAM(rho=0.0))
     losses = []
@@ -157,7 +157,7 @@ def test_without_a_model_the_random_state_is_replayed_all_the_same():
     assert losses[0] == losses[1]
 
 
-def test_requires_grad_that_a_closure_changes_is_put_back():
+def test_requires_grad_that_a_closure_changes_is_restored():
     model = seeded(problems.mlp)
     opt = SharpnessAware(frozen(model), SAM(), model)
     data = problems.steps(1)[0]

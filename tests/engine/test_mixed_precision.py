@@ -144,7 +144,7 @@ def test_fp16_weights_with_a_zero_gradient_stay_finite():
     assert torch.isfinite(model.weight).all()
 
 
-def test_a_nan_loss_flows_to_the_direction():
+def test_a_nan_loss_makes_the_direction_nan():
     """Nobody branches on a value: weights come back exactly, and the direction says what happened."""
     model = seeded(problems.mlp)
     opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), GSAM(), model)

@@ -1,15 +1,15 @@
-"""How long the tests of `tests/adversarial` look for a counterexample."""
+"""How many random trials the tests of `tests/adversarial` run, and their random numbers."""
 
 from __future__ import annotations
 
 import os
 import random
 
-LONGER = int(os.environ.get("STEPPE_ADVERSARIAL", "1"))  # so many times as many trials
+LONGER = int(os.environ.get("STEPPE_ADVERSARIAL", "1"))  # multiplies the number of trials
 
 
 def trials(count: int) -> range:
-    """Numbers of trials: `count` of them, or as many times more as the environment asks for."""
+    """The numbers of the trials: `count` of them, times the factor that the environment sets."""
     return range(count * LONGER)
 
 

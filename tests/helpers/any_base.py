@@ -1,4 +1,4 @@
-"""What must hold for any base optimizer: checks that return what is wrong, or nothing."""
+"""Checks that must hold for any base optimizer. Each returns what is wrong, or an empty text."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def plain_is_the_base(case: Case) -> str:
 
 
 def sam_is_two_passes(case: Case, tolerance: float = 1e-9) -> str:
-    """`SAM` is what its equations say. Some bases (SOAP) make much of a last bit: as far off as that is no error."""
+    """`SAM` follows its equations. Some bases (SOAP) amplify rounding: a deviation of that size is no error."""
     expected = _two_passes(case, RHO)
     model, opt = case.wrapped(steppe.SAM(rho=RHO))
     for batch in case.data:
@@ -77,7 +77,7 @@ def sam_is_two_passes(case: Case, tolerance: float = 1e-9) -> str:
 
 
 def _two_passes(case: Case, rho: float) -> Tensor:
-    """The weights after SAM's equations, typed again: in float64, tensor by tensor, without any of the engine."""
+    """The weights after steps by SAM's equations: in float64, tensor by tensor, without the engine."""
     model, base = case.start()
     params = list(model.parameters())
     for batch in case.data:
@@ -99,7 +99,7 @@ def _two_passes(case: Case, rho: float) -> Tensor:
 
 
 def it_resumes(case: Case) -> str:
-    """Saved and loaded after two steps, it goes on to the same bits, if the base alone does."""
+    """Saved and loaded after two steps, training continues with the same bits, if that holds for the base alone."""
     if not the_bare_base_resumes(case):
         return ""
     model, opt = case.wrapped(steppe.SAM(rho=RHO))
@@ -119,7 +119,7 @@ def it_resumes(case: Case) -> str:
 
 
 def the_bare_base_resumes(case: Case) -> bool:
-    """Whether the base alone does that: some do not save all of their state, NAdam's loses its precision."""
+    """Whether that holds for the base alone. Some do not save all of their state; NAdam's loses precision."""
     model, base = case.start()
     for i, batch in enumerate(case.data):
         if i == 2:
@@ -161,7 +161,7 @@ def a_group_can_be_added(case: Case) -> str:
 
 
 def findings(case: Case, checks: list[Callable[[Case], str]]) -> Iterator[str]:
-    """What is wrong. A check that raises is wrong too."""
+    """What the checks find. An exception in a check is a finding too."""
     for check in checks:
         try:
             wrong = check(case)

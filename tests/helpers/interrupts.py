@@ -98,13 +98,13 @@ def state_of(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
 
 
 class Trial:
-    """One step, the second, that can be interrupted as often as wanted."""
+    """The second step of a training, which can be repeated and interrupted at any place."""
 
     def __init__(self, how, method, recover, **settings):
         self.how, self.recover = how, recover
         self.model = net()
         momentum = 0.0 if "lr" in method.needs else 0.9
-        # foreach: a base that changes the weights in one operation, because what its own step leaves is not our matter
+        # foreach: the base changes the weights in one operation, so that an interrupt does not leave half of a step
         base = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=momentum, weight_decay=1e-3, foreach=True)
         self.opt = steppe.SharpnessAware(base, method, self.model, **settings)
         generator = torch.Generator().manual_seed(1)
@@ -135,7 +135,7 @@ class Trial:
         return enabled and (whole or (same(weights, self.before[0]) and same(others, self.before[1])))
 
     def wrong(self, stride: int, operations: bool = False, start: int = 1) -> list[int]:
-        """Where an interrupt leaves something wrong, of every `stride`-th place."""
+        """The places, of every `stride`-th one, at which an interrupt leaves something wrong."""
         wrong, k = [], start
         while True:
             interrupt = AtPlace(k, operations)

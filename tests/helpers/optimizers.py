@@ -1,4 +1,4 @@
-"""An optimizer around a small net, and a method that remembers: what several tests begin with."""
+"""An optimizer around a small net, and a method with memory, for several tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steppe import HERE, SAM, Look, Method, SharpnessAware, ascent
 
 @dataclass(frozen=True)
 class Remembering(Method):
-    """Keeps a vector and a number, so that the machinery around memory can be tested on its own."""
+    """Remembers a vector and a number, to test how memory is kept, saved and loaded."""
 
     cost = 2
 

@@ -1,4 +1,4 @@
-"""What every trainer is compared with: the same training, written out in plain torch."""
+"""The reference for every trainer: the same training as a loop in plain torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plain_loop(
     waits: bool = False,
     held_out: Any = None,
 ) -> list[float]:
-    """Train; one window of micro-batches a step; return the losses at w of each micro-batch.
+    """Train with one window of micro-batches per step; return the losses of all micro-batches at w.
 
     `loss_of` gives a micro-batch's share of the loss. The second batch is the previous step's, or `held_out` for
     each micro-batch. With `waits`, the scheduler steps only if the optimizer did.

@@ -1,4 +1,4 @@
-"""SAM and GSAM once more, in plain torch, on one process: what two ranks have to equal."""
+"""SAM and GSAM implemented again in plain torch, in one process: the reference for two ranks."""
 
 from __future__ import annotations
 

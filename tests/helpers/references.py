@@ -1,4 +1,4 @@
-"""Every method's equations, typed again from its paper: plain float64 tensors, no part of the library.
+"""Every method's equations, implemented again from its paper in plain float64 tensors, without the library.
 
 A reference is a function of the problem (gradient, loss and Hessian-vector product of a flat weight vector), the
 settings and a dict that it may keep things in between steps. It returns the direction, or (direction, move aside)
@@ -358,7 +358,7 @@ def late(p, w, m, state):
 
 
 def random(p, w, m, state):
-    """The shares are listed: which steps are chosen is not to change in any later version."""
+    """The chosen steps are listed here: they must not change in any later version."""
     steps = {(0.5, 3): "010010", (0.75, 8): "011111"}[m.p, m.seed]
     if steps[p.step] == "0":
         return p.g(w)

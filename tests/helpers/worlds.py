@@ -1,4 +1,4 @@
-"""Problems small enough to know the answer, and what a method sees and returns there; in float64."""
+"""Problems whose answer is known, and what a method sees and returns on them; in float64."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def flat_problem(model: nn.Module, data: problems.Data) -> references.Problem:
 
 
 def direction_of(opt: steppe.SharpnessAware, model: nn.Module, data: problems.Data) -> Tensor:
-    """Of the loss summed over the batch: at its size the guard of divisions, 1e-12, does not show."""
+    """The direction for the loss summed over the batch, which is so large that the 1e-12 in divisions does not show."""
     opt.gradient(lambda: len(data.main[1]) * problems.loss(model, data.main))
     direction = problems.flat(p.grad for p in model.parameters())
     opt.step()
@@ -84,6 +84,6 @@ def direction_of(opt: steppe.SharpnessAware, model: nn.Module, data: problems.Da
 
 
 def still(model: nn.Module, method: steppe.Method, **settings) -> steppe.SharpnessAware:
-    """An optimizer that looks around and stays where it is."""
+    """An optimizer with a learning rate of zero: it looks, but does not move the weights."""
     model.zero_grad()
     return steppe.SharpnessAware(SGD(model.parameters(), lr=0.0), method, model, **settings)

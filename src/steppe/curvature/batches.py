@@ -1,4 +1,4 @@
-"""Batches of data: moved to the device, counted, and the same in every pass."""
+"""Batches of data: on the device, the same in every pass, and how many samples they have."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Data:
                     f"batches must be (input, target) pairs, got {type(batch).__name__}; "
                     "for anything else pass forward=lambda model, batch: ..."
                 )
-            batch = _moved(batch, self._device, self._dtype)
+            batch = _to_device(batch, self._device, self._dtype)
             used += _bytes(batch)
             if kept is not None and used <= self._budget:
                 kept.append(batch)
@@ -113,7 +113,7 @@ def _first(batch: Any, most: int) -> Any:
     return _mapped(batch, lambda t: t[:most] if t.dim() and t.shape[0] == rows else t)
 
 
-def _moved(batch: Any, device: torch.device, dtype: torch.dtype) -> Any:
+def _to_device(batch: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """The batch on the parameters' device, with floating-point tensors in the parameters' dtype."""
     return _mapped(batch, lambda t: t.to(device, dtype if t.is_floating_point() else None, non_blocking=True))
 

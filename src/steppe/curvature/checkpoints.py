@@ -20,8 +20,8 @@ SAVE_EVERY = 60.0  # seconds between two saves of a long run
 
 def write(state: Any, path: Path) -> None:
     """Write a file completely or not at all: a process killed while writing leaves the previous file."""
-    with whole_file(path) as beside:
-        torch.save(state, beside)
+    with whole_file(path) as temporary:
+        torch.save(state, temporary)
 
 
 class Checkpoint:
@@ -58,7 +58,7 @@ class Checkpoint:
 
 
 def fingerprint(operator: Any) -> str | None:
-    """Differs for other weights, other data and other matrices. None for an operator that only offers products."""
+    """A text that differs for other weights, data and matrices. None for an operator that only offers products."""
     kind, objective = type(operator).__name__, getattr(operator, "objective", None)
     if objective is not None:  # loss: the digits on which all machines agree
         names = hashlib.sha256(", ".join(objective.names).encode()).hexdigest()[:8]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .estimates import Estimate
-from .krylov import Krylov
+from .krylov import Krylov, nearest_gaps
 from .progress import Progress
 
 _EIGENVECTOR = 1e-3  # a Ritz vector counts as an eigenvector if residual/gap, the sine of its angle to one, is below
@@ -111,7 +111,7 @@ class Spectrum:
         above = (sizes.unsqueeze(0) > cuts.unsqueeze(1)).double()
         logs = torch.where(above > 0, sizes.clamp_min(1e-300).log().unsqueeze(0), 0.0)
         values, counts = self.weights @ logs.T, self.weights @ above.T
-        across = self.weights.mean(dim=0) * self._across(cuts)  # eigenvalues that may be on the other side
+        across = self.weights.mean(dim=0) * self._share_across(cuts)  # eigenvalues that may be on the other side
         furthest = torch.maximum(sizes.unsqueeze(0), cuts.unsqueeze(1)) + self.spreads
         largest_logs = torch.maximum(furthest.log().abs(), cuts.log().abs().unsqueeze(1))
         return LogDet(
@@ -128,7 +128,7 @@ class Spectrum:
             return torch.full_like(samples[0], torch.inf)
         return samples.std(dim=0) / math.sqrt(len(samples))
 
-    def _across(self, cuts: Tensor) -> Tensor:
+    def _share_across(self, cuts: Tensor) -> Tensor:
         """The largest share of each node's weight that may be on the other side of each cut (Cantelli's inequality).
 
         With the weights of its Ritz vector, the spectrum has mean θ and variance ‖Au − θu‖².
@@ -182,10 +182,6 @@ def spectrum(
 
 
 def _eigenvectors(values: Tensor, residuals: Tensor) -> Tensor:
-    """Which Ritz vectors have converged to a single eigenvector. A single Ritz value has no gap to judge by."""
-    if len(values) == 1:
-        return torch.zeros(1, dtype=torch.bool)
-    gaps = (values.unsqueeze(1) - values.unsqueeze(0)).abs() - residuals.unsqueeze(0)
-    gaps.fill_diagonal_(torch.inf)
-    gap = gaps.min(dim=1).values
+    """Which Ritz vectors have converged to a single eigenvector. Without a gap, as for a single value, none has."""
+    gap = nearest_gaps(values, residuals)
     return (gap > 0) & (residuals <= _EIGENVECTOR * gap)  # gap > 0: a zero matrix has zero residuals and no gaps

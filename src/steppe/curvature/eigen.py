@@ -119,10 +119,10 @@ def _require_possible(run: Krylov, k: int, rtol: float) -> None:
 
 
 def _verified(run: Krylov, now: dict[str, Any], ritz: Ritz, chosen: Tensor, which: Which, rtol: float) -> bool:
-    """Whether converged values are final. If not, a random direction is added, or has yet to show what it finds."""
+    """Whether converged values are final. If not, add a random direction, or wait for what the last one finds."""
     before = now["verifying"]  # the values before the last random direction was added
     patience = 2 + math.ceil(math.log10(run.size))  # steps until a random direction shows an eigenvector it contains
-    if before is not None and (now["waited"] < patience or _threatened(ritz, chosen, which)):
+    if before is not None and (now["waited"] < patience or _may_be_displaced(ritz, chosen, which)):
         return False
     values = ritz.values[chosen]
     unchanged = before is not None and torch.allclose(values, before, rtol=rtol, atol=0)
@@ -143,7 +143,7 @@ def _small_enough(run: Krylov, ritz: Ritz, chosen: Tensor, bound: Bound, rtol: f
     return enough & (run.dimension >= min(len(chosen) + 2 * run.block + 1, run.size))
 
 
-def _threatened(ritz: Ritz, chosen: Tensor, which: Which) -> bool:
+def _may_be_displaced(ritz: Ritz, chosen: Tensor, which: Which) -> bool:
     """Whether a Ritz value outside the chosen ones could still become one of them."""
     sizes = ritz.values.abs() if which == "magnitude" else ritz.values if which == "top" else -ritz.values
     others = torch.ones(len(sizes), dtype=torch.bool)

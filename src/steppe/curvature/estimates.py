@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..support.student import t_quantile
 
-_THREE_HOLD = 0.9995  # so that three standard errors each way cover 99.9%
+_AT_THREE_ERRORS = 0.9995  # a two-sided 99.9% interval, which three standard errors must cover
 
 
 def mean_and_error(samples: Tensor) -> tuple[float, float, float, float]:
@@ -36,7 +36,7 @@ def mean_and_error(samples: Tensor) -> tuple[float, float, float, float]:
     skewness, kurtosis = float(standard.pow(3).mean()), float(standard.pow(4).mean())
     degrees = min(max(int(2 * count / max(kurtosis - 1, 1e-9)), 3), count - 1)
     sides = []
-    for probability in (_THREE_HOLD, 0.975):
+    for probability in (_AT_THREE_ERRORS, 0.975):
         t = t_quantile(probability, degrees)
         sides.append((_unskewed(t, skewness, count), -_unskewed(-t, skewness, count)))
     below, above = sides[1]

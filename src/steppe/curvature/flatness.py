@@ -72,7 +72,7 @@ def surrogate_gap(objective: Objective, rho: float, *, adaptive: bool = False, e
     _check_rho(rho)
     scale = _scale(objective, adaptive, eta)
     loss, gradient = objective.gradient()
-    climb = _stretched(unit(_stretched(gradient, scale)), scale)
+    climb = _scaled(unit(_scaled(gradient, scale)), scale)
     there, gradient_there = objective.gradient(rho * climb)
     cosine = unit(gradient) @ unit(gradient_there)
     gap = float(there - loss)
@@ -113,9 +113,9 @@ def first_order(
     def climb(offset: Vector) -> tuple[float, Vector]:
         there = objective.at(offset)
         way: Way = "fresh" if here.way == "auto" else here.way  # the search for starts has found one that works
-        gradient = _stretched(there.gradient()[1], scale)
+        gradient = _scaled(there.gradient()[1], scale)
         norm = gradient.norm()
-        return rho * float(norm), rho * (Hessian(there, way=way) @ _stretched(gradient, scale)) / (norm + TINY)
+        return rho * float(norm), rho * (Hessian(there, way=way) @ _scaled(gradient, scale)) / (norm + TINY)
 
     return _maximise(here, rho, scale, climb, cost=3, power=lambda value: value / rho**2, **options)
 
@@ -147,7 +147,7 @@ def _maximise(
                 best = value, where
             bar((done + 1) / len(starts), f"best {best[0]:.4g}")
     assert best is not None
-    offset = _stretched(best[1], scale)
+    offset = _scaled(best[1], scale)
     seconds = time.monotonic() - begun
     return Flatness(best[0], found, power(best[0]), rho, scale is not None, spent, seconds, offset)
 
@@ -161,7 +161,7 @@ def _starts(
     top = eigenvalues(stretched, rtol=1e-2, max_matvecs=40, seed=seed, progress=False)
     operator.forget()  # no more products at these weights
     vector = rho * objective.vector(top.vectors[:, 0])
-    uphill = rho * unit(_stretched(objective.gradient()[1], scale))
+    uphill = rho * unit(_scaled(objective.gradient()[1], scale))
     starts = {"gradient": uphill, "top eigenvector": vector, "top eigenvector, other way": -vector}
     generator = torch.Generator().manual_seed(seed)
     for index in range(restarts):
@@ -172,17 +172,19 @@ def _starts(
 def _ascend(
     climb: Callable[[Vector], tuple[float, Vector]], at: Vector, rho: float, scale: Vector | None, steps: int
 ) -> tuple[float, Vector, int]:
-    """Ascend in the ball. Each step goes towards the point of the sphere in the direction of the gradient. If the value
-    there is lower, the step is shortened. So every step rises; for a convex function the full step always does.
+    """Ascend in the ball; return the value reached, where, and the number of evaluations.
+
+    Each step goes towards the point of the sphere in the direction of the gradient. If the value there is lower, the
+    step is shortened. So every step raises the value; for a convex function the full step always does.
     """
-    value, slope = climb(_stretched(at, scale))
+    value, slope = climb(_scaled(at, scale))
     evaluations = 1
     for _ in range(steps):
-        towards = rho * unit(_stretched(slope, scale)) - at
+        towards = rho * unit(_scaled(slope, scale)) - at
         share, gained = 1.0, 0.0
         while share > 1e-3 and not gained:
             candidate = at + share * towards
-            new_value, new_slope = climb(_stretched(candidate, scale))
+            new_value, new_slope = climb(_scaled(candidate, scale))
             evaluations += 1
             if new_value > value:
                 gained, value = new_value - value, new_value
@@ -194,12 +196,13 @@ def _ascend(
 
 
 def _scale(objective: Objective, adaptive: bool, eta: float) -> Vector | None:
+    """T = |w| + η if adaptive, else None."""
     if eta < 0:
         raise ValueError(f"eta must not be negative, got {eta}")
     return objective.weights_vector().abs() + eta if adaptive else None
 
 
-def _stretched(vector: Vector, scale: Vector | None) -> Vector:
+def _scaled(vector: Vector, scale: Vector | None) -> Vector:
     return vector if scale is None else vector * scale
 
 
@@ -258,15 +261,15 @@ def extrema(
             rows.append([here, *walk])
             bar((index + 1) / directions)
     losses = torch.tensor(rows, dtype=torch.float64)
-    turns = [_turns(row, resolution) for row in rows]
+    turns = [_count_turns(row, resolution) for row in rows]
     minima, maxima = (torch.tensor([t[i] for t in turns]) for i in range(2))
     return Extrema(minima, maxima, losses, step, resolution, seed)
 
 
-def _turns(values: list[float], resolution: float) -> tuple[int, int]:
-    """Local minima and maxima of a sequence. One counts once the loss has changed by more than the resolution.
+def _count_turns(values: list[float], resolution: float) -> tuple[int, int]:
+    """How many local minima and maxima a sequence has. Changes that are not larger than the resolution do not count.
 
-    >>> _turns([0.0, -1.0, 0.0, 2.0, 1.0, 1.0 + 1e-12, 0.5], 1e-9)
+    >>> _count_turns([0.0, -1.0, 0.0, 2.0, 1.0, 1.0 + 1e-12, 0.5], 1e-9)
     (1, 1)
     """
     minima = maxima = 0
@@ -283,7 +286,7 @@ def _turns(values: list[float], resolution: float) -> tuple[int, int]:
 
 
 def transformed(eigenvalues: Tensor, gamma: Tensor) -> Tensor:
-    """P(λ) = λ + Σ γ_t λ^(t+1): what generalization-aware minimization with coefficients γ makes of an eigenvalue.
+    """P(λ) = λ + Σ γ_t λ^(t+1): the eigenvalue that generalization-aware minimization with coefficients γ sees.
 
     >>> transformed(torch.tensor([1.0, 2.0]), torch.tensor([0.5, -0.1]))
     tensor([1.4000, 3.2000])

@@ -25,7 +25,7 @@ from .checkpoints import Checkpoint, fingerprint
 from .random_rows import signs
 
 Which: TypeAlias = Literal["top", "bottom", "magnitude"]
-_EXTRA = 2  # Ritz vectors that a restart keeps beside the wanted ones: the nearest ones determine the convergence
+_EXTRA = 2  # Ritz vectors that a restart keeps besides the wanted ones: the nearest ones determine the convergence
 
 
 def best_first(values: Tensor, which: Which) -> Tensor:
@@ -38,6 +38,15 @@ def best_first(values: Tensor, which: Which) -> Tensor:
 def least_basis(count: int, block: int) -> int:
     """The smallest basis that finds eigenvalues with restarts: the vectors that are kept, and two blocks."""
     return count + _EXTRA + 2 * block
+
+
+def nearest_gaps(values: Tensor, residuals: Tensor) -> Tensor:
+    """The distance of each Ritz value to the nearest other one, minus that one's residual; 0 for a single value."""
+    if len(values) == 1:
+        return torch.zeros(1, dtype=values.dtype)
+    gaps = (values.unsqueeze(1) - values.unsqueeze(0)).abs() - residuals.unsqueeze(0)
+    gaps.fill_diagonal_(torch.inf)
+    return gaps.min(dim=1).values
 
 
 class Ritz(NamedTuple):
@@ -157,7 +166,7 @@ class Krylov:
         self.save()
 
     def step(self) -> None:
-        """Add one block: as many products as the block has vectors."""
+        """Add one block to the basis. It takes as many products as the block has vectors."""
         begun = time.monotonic()
         if self.full:
             self._restart()
@@ -231,10 +240,7 @@ class Krylov:
         values, vectors = values.flip(0), vectors.flip(1)
         rounding = torch.finfo(self.dtype).eps * values.abs().max()
         residuals = torch.linalg.vector_norm(self.coupling @ vectors, dim=0) + rounding
-        # Distance to the nearest other Ritz value, minus the uncertainty of that value.
-        gaps = (values.unsqueeze(1) - values.unsqueeze(0)).abs() - residuals.unsqueeze(0)
-        gaps.fill_diagonal_(torch.inf)
-        gap = gaps.min(dim=1).values if len(values) > 1 else torch.zeros(1, dtype=torch.float64)
+        gap = nearest_gaps(values, residuals)
         # The factor 2: the gap is an estimate, because the nearest eigenvalue may not have been found.
         bounds = torch.where(gap > 2 * residuals, 2 * residuals.square() / gap, residuals).clamp_min(float(rounding))
         return Ritz(values, residuals, bounds, vectors)

@@ -74,7 +74,7 @@ def random_direction(
             continue
         rows = _rows(piece, normalise)
         if other is not None and normalise in ("filter", "layer"):
-            rows = _without(rows, _rows(other, normalise))
+            rows = _orthogonalised(rows, _rows(other, normalise))
         if normalise in ("filter", "layer"):
             sizes = _rows(weight, normalise).norm(dim=1, keepdim=True)
             rows = rows * sizes / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
@@ -116,11 +116,11 @@ def line(
     losses = {}
     with Progress("landscape", progress) as bar:
         for index, (name, one) in enumerate(objectives.items()):
-            way = direction[name] if isinstance(direction, Mapping) else direction
-            way = random_direction(one, seed=seed) if way is None else way
+            along = direction[name] if isinstance(direction, Mapping) else direction
+            along = random_direction(one, seed=seed) if along is None else along
             found = []
             for k, a in enumerate(steps.tolist()):
-                found.append(float(one.loss(a * way, finite=False)))
+                found.append(float(one.loss(a * along, finite=False)))
                 bar((index + (k + 1) / len(steps)) / len(objectives))
             losses[name] = torch.tensor(found, dtype=torch.float64)
     return Line(steps, losses, axis)
@@ -205,8 +205,8 @@ def _rows(tensor: Tensor, normalise: Normalise) -> Tensor:
     return tensor.reshape(tensor.shape[0] if normalise == "filter" and tensor.dim() else 1, -1)
 
 
-def _without(rows: Tensor, other: Tensor) -> Tensor:
-    """Rows made orthogonal to other rows; zero where only rounding errors remain."""
+def _orthogonalised(rows: Tensor, other: Tensor) -> Tensor:
+    """Each row, made orthogonal to the same row of `other`; zero where only rounding errors remain."""
     sizes = other.square().sum(1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
     rest = rows
     for _ in range(2):  # after one pass, a small remainder is mostly rounding error

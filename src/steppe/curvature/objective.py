@@ -1,4 +1,4 @@
-"""What is measured: the loss of a model over data, as a function of the weights.
+"""The loss of a model over data, as a function of the weights: what all measurements evaluate.
 
 Everything in `steppe.curvature` evaluates a model through an `Objective`: the loss and its gradient over all the data,
 at the weights or near them. An evaluation has no side effects. The weights are never changed (the model is called with
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..engine.host_random import HostRandomState
 from ..engine.isolation import Snapshot
 from ..vector import Space, Vector
 from .batches import Data, count, length
@@ -93,7 +94,7 @@ class Objective:
         self.names = list(selected)
         self.space = Space([p.detach() for p in selected.values()])
         self._originals = list(selected.values())
-        self._moved: list[Tensor] | None = None  # the weights of `at`; None for the model's own
+        self._offset_weights: list[Tensor] | None = None  # set by `at`; None for the model's own weights
         self._batch_weights: dict[int, float] = {}  # by the batch's index
         self._caller = _Caller(self.model, forward)
         self._data = Data(data, paired=forward is None, samples=samples, cache_bytes=cache_bytes, like=self.weights())
@@ -117,7 +118,7 @@ class Objective:
 
     def weights(self) -> list[Tensor]:
         """The weights at which the loss is measured, one tensor per parameter. They are not copies."""
-        return self._moved if self._moved is not None else [p.detach() for p in self._originals]
+        return self._offset_weights if self._offset_weights is not None else [p.detach() for p in self._originals]
 
     def weights_vector(self) -> Vector:
         """The weights at which the loss is measured, as a vector."""
@@ -126,7 +127,7 @@ class Objective:
     def at(self, offset: Vector) -> Objective:
         """The same loss, measured at w + offset. The model keeps its weights."""
         there = copy.copy(self)
-        there._moved = [w + e.to(w) for w, e in zip(self.weights(), offset.tensors, strict=True)]
+        there._offset_weights = [w + e.to(w) for w, e in zip(self.weights(), offset.tensors, strict=True)]
         return there
 
     def restricted(self, params: Selection) -> Objective:
@@ -135,20 +136,20 @@ class Objective:
         selected = {name: p for name, p in select(self.model, params).items() if name in self.names}
         require_measurable(selected)
         fewer.names, fewer._originals = list(selected), list(selected.values())
-        if self._moved is not None:
+        if self._offset_weights is not None:
             raise ValueError("restrict the parameters first, then move: objective.restricted(...).at(...)")
         fewer.space = Space([p.detach() for p in selected.values()])
         return fewer
 
     def state(self) -> tuple[Any, ...]:
-        """A value that changes with weights, buffers and (if mode is "as-is") modes: cached results are then stale."""
+        """A value that changes with weights, buffers and (if mode is "as-is") modes. Then cached results are stale."""
         tensors = self._tensors()
         versions = [(t._version, t.data_ptr()) for t in tensors]
         modes = [module.training for module in self.model.modules()] if self.mode == "as-is" else []
-        return *versions, *modes, *self.fingerprint()  # changes through `.data` are visible in the numbers alone
+        return *versions, *modes, *self.fingerprint()  # only the fingerprint shows changes through `.data`
 
     def fingerprint(self) -> list[float]:
-        """Norm and maximum of each weight and buffer, to tell other weights apart. One transfer from the device."""
+        """Norm and maximum of each weight and buffer, to detect other weights; one transfer from the device."""
         numbers = [t for t in self._tensors() if t.is_floating_point() and t.numel()]
         found = [*torch._foreach_norm(numbers), *torch._foreach_max(numbers)]
         return torch.stack([number.to(self.device, self.dtype) for number in found]).tolist()
@@ -220,7 +221,7 @@ class Objective:
     def batches(self) -> Generator[tuple[Any, float], None, None]:
         """All batches, on the device, each with its weight. Call it inside `isolated`."""
         for index, batch in enumerate(self._data):
-            if index not in self._batch_weights or not self._data.kept:  # computing a weight synchronises
+            if index not in self._batch_weights or not self._data.kept:  # cached: computing a weight synchronises
                 self._batch_weights[index] = 1.0 if self.reduction == "sum" else float(self._weigh(batch))
             yield batch, self._batch_weights[index]
 
@@ -253,14 +254,14 @@ class Objective:
         """Set modes, seeds and exact kernels for evaluations; restore modes and random states afterwards."""
         modes = [(module, module.training) for module in self.model.modules()]
         snapshot = Snapshot((), {p.device for p in self.space.params})
-        python_rng, numpy_rng = random.getstate(), _numpy_state()
+        host_random_state = HostRandomState()
         loader_rngs = [(g, g.get_state()) for g in self._data.generators()]
         with self.exact_kernels():
             try:
                 self._set_modes()
                 random.seed(self.seed)
-                if numpy_rng is not None:
-                    sys.modules["numpy"].random.seed(self.seed % 2**32)
+                if (numpy := sys.modules.get("numpy")) is not None:  # a loader that uses NumPy has imported it
+                    numpy.random.seed(self.seed % 2**32)
                 for generator, _ in loader_rngs:
                     generator.manual_seed(self.seed)
                 self._seed_model()
@@ -269,15 +270,13 @@ class Objective:
                 for module, training in modes:
                     module.training = training
                 snapshot.restore()
-                random.setstate(python_rng)
-                if numpy_rng is not None:
-                    sys.modules["numpy"].random.set_state(numpy_rng)
+                host_random_state.restore()
                 for generator, state in loader_rngs:
                     generator.set_state(state)
 
     @contextmanager
     def exact_kernels(self) -> Iterator[None]:
-        """Attention that can be differentiated twice, no autocast, no TF32, no fused inference paths."""
+        """A context with twice differentiable attention, and without autocast, TF32 and fused inference paths."""
         with ExitStack() as stack:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(torch.autocast(self.device.type, enabled=False))
@@ -300,7 +299,7 @@ class Objective:
             module.training = self.mode == "train" or (self.mode == "batch" and normalises)
 
     def _seed_model(self) -> None:
-        """The same dropout masks in every evaluation of a batch."""
+        """Seed the device generators, so that every evaluation of a batch has the same dropout masks."""
         torch.random.default_generator.manual_seed(self.seed)
         for device in {p.device for p in self.space.params}:
             if device.type == "cuda":
@@ -346,8 +345,3 @@ def _unwrapped(model: nn.Module) -> nn.Module:
             model = inner
         else:
             return model
-
-
-def _numpy_state() -> Any:
-    numpy = sys.modules.get("numpy")  # a loader that uses numpy's random state has imported numpy
-    return None if numpy is None else numpy.random.get_state()

@@ -179,17 +179,17 @@ class Operator:
                 known = way in self._all_kept
                 with closing(self._linearised(way)) as batches:
                     for linear in batches:
-                        total.add(linear.loss, linear.weight, self._push(way, linear.product, rows))
+                        total.add(linear.loss, linear.weight, self._multiply_batch(way, linear.product, rows))
                 break
             except (RuntimeError, NotImplementedError) as error:
-                self._do_without(way, error)
+                self._fall_back(way, error)
         if not known:  # the loss of a kept graph cannot change
             self._check_same(float(total.loss()))
         self.matvecs += len(rows)
         return total.mean()
 
-    def _do_without(self, way: Way, error: Exception) -> None:
-        """After an error: use fewer vectors at once, or another way; raise the error if neither helps."""
+    def _fall_back(self, way: Way, error: Exception) -> None:
+        """After an error, use fewer vectors at once, or another way; raise the error if neither can help."""
         at_once, out_of_memory = self._at_once.get(way, 1), isinstance(error, torch.OutOfMemoryError)
         if at_once > 1 and (out_of_memory or "vmap" in str(error)):
             self._at_once[way] = at_once // 2 if out_of_memory else 1
@@ -212,11 +212,11 @@ class Operator:
         """Whether vmapped forward over reverse works with this model and agrees with double backward."""
         with self._first_batch() as batch:
             backward, _ = self._linearise("graph", self._weights(), batch)
-            expected = torch.cat([self._push("graph", backward, row.unsqueeze(0)) for row in rows])
+            expected = torch.cat([self._multiply_batch("graph", backward, row.unsqueeze(0)) for row in rows])
             try:
                 forward, _ = self._linearise("forward", self._weights(), batch)
                 self._at_once["forward"] = len(rows)
-                found = self._push("forward", forward, rows)
+                found = self._multiply_batch("forward", forward, rows)
             except (RuntimeError, NotImplementedError):  # no forward derivative, or an operation without vmap support
                 return False
             finally:
@@ -231,7 +231,7 @@ class Operator:
         if self.device.type == "cpu":
             return 16 if way == "forward" else 1
         with self._first_batch() as batch:
-            return min(max(self._room(batch), 1), _MOST_AT_ONCE)
+            return min(max(self._graphs_that_fit(batch), 1), _MOST_AT_ONCE)
 
     @contextmanager
     def _first_batch(self) -> Iterator[Any]:
@@ -242,6 +242,7 @@ class Operator:
         return [w.detach().requires_grad_() for w in self.objective.weights()]
 
     def _linearised(self, way: Way) -> Generator[Linearised, None, None]:
+        """All batches, linearised. Those that fit into memory are kept for the next product."""
         objective, kept = self.objective, self._kept.setdefault(way, [])
         graph = way in ("auto", "graph")
         if way in self._all_kept:
@@ -250,24 +251,24 @@ class Operator:
                 yield from kept
             return
         with objective.isolated():
-            room, index = None, -1
+            graphs_that_fit, index = 0, -1
             for index, (batch, weight) in enumerate(objective.batches()):
                 if index < len(kept):
                     yield kept[index]
                     continue
                 if index == 1 and way == "auto":
-                    room = self._room(batch)
+                    graphs_that_fit = self._graphs_that_fit(batch)
                 product, loss = self._linearise(way, self._weights(), batch)
                 linear = Linearised(product, loss.detach(), weight)
                 yield linear
                 light = way in ("forward", "difference") and objective.cached  # only the batch is held
-                if light or way == "graph" or (way == "auto" and (index == 0 or (room or 0) > index)):
+                if light or way == "graph" or (way == "auto" and (index == 0 or graphs_that_fit > index)):
                     kept.append(linear)
             if kept and len(kept) == index + 1:
                 self._all_kept.add(way)
 
-    def _room(self, batch: Any) -> int:
-        """How many graphs like that of a batch fit into memory, by the bytes that one of them saves."""
+    def _graphs_that_fit(self, batch: Any) -> int:
+        """How many graphs like that of a batch fit into memory, by the bytes that one of them saves for backward."""
         memory = self._memory
         if memory is None:
             on_gpu = self.device.type == "cuda"
@@ -275,8 +276,8 @@ class Operator:
         weights = self._weights()
         return memory // saved_bytes(lambda: self._linearise("graph", weights, batch), apart_from=weights)
 
-    def _push(self, way: Way, product: Product, rows: Tensor) -> Tensor:
-        """Multiply vectors by one batch's matrix, one after another or several at a time."""
+    def _multiply_batch(self, way: Way, product: Product, rows: Tensor) -> Tensor:
+        """Multiply vectors by the matrix of one batch, one after another or several at a time."""
         params = self.objective.space.params
         done = []
         for part in rows.split(self._at_once.get(way, 1)):
@@ -292,6 +293,7 @@ class Operator:
         return done[0] if len(done) == 1 else torch.cat(done)
 
     def _check_same(self, loss: float) -> None:
+        """Raise if the loss differs between two passes over the data."""
         if self._loss is None:
             self._loss = loss
         elif abs(loss - self._loss) > 1e-3 * max(abs(self._loss), 1e-3):
@@ -301,7 +303,7 @@ class Operator:
             )
 
     def _linearise(self, way: Way, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
-        """How to multiply by one batch's matrix, and the batch's loss."""
+        """A function that multiplies by the matrix of one batch, and the batch's loss."""
         raise TypeError("use Hessian or GaussNewton")
 
 

@@ -27,7 +27,7 @@ Product: TypeAlias = Callable[[Sequence[Tensor], bool], Sequence[Tensor]]
 def double_backward(
     objective: Objective, weights: list[Tensor], batch: Any, check: bool = True
 ) -> tuple[Product, Tensor]:
-    """Keeps the graph of the gradient. A product is one backward pass through it, vmapped for several vectors."""
+    """Products by double backward. The graph of the gradient is kept; a product is one backward pass through it."""
     loss = objective.differentiable(objective.evaluate(weights, batch)[1])
     grads = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
     curved = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
@@ -47,7 +47,7 @@ def double_backward(
 
 
 def forward_over_reverse(objective: Objective, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
-    """The derivative of the gradient along a vector. Several vectors share one computation of loss and gradient."""
+    """Products as the derivative of the gradient along a vector. Several vectors share one loss and gradient."""
     fixed = [w.detach() for w in weights]
     # An ordinary pass shows whether the loss depends on the weights; torch.func would return a zero gradient.
     loss = objective.differentiable(objective.evaluate(weights, batch)[1]).detach()
@@ -73,7 +73,7 @@ def forward_over_reverse(objective: Objective, weights: list[Tensor], batch: Any
 
 
 def central_difference(objective: Objective, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
-    """(g(w + hv̂) − g(w − hv̂))‖v‖/2h for three steps h, a factor of ten apart.
+    """Products by central differences, (g(w + hv̂) − g(w − hv̂))‖v‖/2h, for three steps h, a factor of ten apart.
 
     The best h varies between directions by a factor of a hundred. From one step to the next smaller one, the truncation
     error falls by 100 and the rounding error grows by 10. So if the last two results differ much less than the first
@@ -113,7 +113,7 @@ def central_difference(objective: Objective, weights: list[Tensor], batch: Any) 
 
 
 def gauss_newton(objective: Objective, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
-    """JᵀBJ by three backward passes through kept graphs; B is the Hessian of the loss in the outputs."""
+    """Products with JᵀBJ by three backward passes through kept graphs; B is the Hessian of the loss in the outputs."""
     output, loss = objective.evaluate(weights, batch)
     objective.differentiable(loss)
     _require_tensor(output)
@@ -137,7 +137,7 @@ def gauss_newton(objective: Objective, weights: list[Tensor], batch: Any) -> tup
 
 
 def gauss_newton_forward(objective: Objective, weights: list[Tensor], batch: Any) -> tuple[Product, Tensor]:
-    """JᵀBJ: J forward, B forward over reverse, Jᵀ backward. Several vectors share the model's passes."""
+    """Products with JᵀBJ: J forward, B forward over reverse, Jᵀ backward. Several vectors share the model's passes."""
     fixed = [w.detach() for w in weights]
     output, loss = objective.evaluate(weights, batch)
     objective.differentiable(loss)

@@ -62,10 +62,10 @@ def trace(
     """
     if method not in ("krylov", "hutchinson", "hutch++", "xtrace"):
         raise ValueError(f'method must be "krylov", "hutchinson", "hutch++" or "xtrace", not {method!r}')
-    limits = _Limits("trace", method, rtol, max_matvecs, max_basis, seed)
+    request = _Request("trace", method, rtol, max_matvecs, max_basis, seed)
     if method == "xtrace":
-        return _xtrace(_plain(operator), limits, checkpoint, progress)
-    return _Probing(operator, _trace_samples, limits, checkpoint, progress).estimate()
+        return _xtrace(_operator_of(operator), request, checkpoint, progress)
+    return _Probing(operator, _trace_samples, request, checkpoint, progress).estimate()
 
 
 def frobenius_squared(
@@ -87,8 +87,8 @@ def frobenius_squared(
     """
     if method not in ("krylov", "hutchinson"):
         raise ValueError(f'method must be "krylov" or "hutchinson", not {method!r}')
-    limits = _Limits("Frobenius norm", method, rtol, max_matvecs, max_basis, seed)
-    return _Probing(operator, _frobenius_samples, limits, checkpoint, progress).estimate()
+    request = _Request("Frobenius norm", method, rtol, max_matvecs, max_basis, seed)
+    return _Probing(operator, _frobenius_samples, request, checkpoint, progress).estimate()
 
 
 # One sample per probe, from Pz (one per row) and A(Pz)
@@ -103,8 +103,8 @@ def _frobenius_samples(probes: Tensor, products: Tensor) -> Tensor:
     return products.square().sum(1, dtype=torch.float64).cpu()
 
 
-class _Limits(NamedTuple):
-    """The request."""
+class _Request(NamedTuple):
+    """What was asked for."""
 
     title: str
     method: str
@@ -128,23 +128,23 @@ class _Probing:
     """Draws probes, projects a basis out of them, and averages until the error is small enough."""
 
     def __init__(
-        self, operator: Any, samples: Samples, limits: _Limits,
+        self, operator: Any, samples: Samples, request: _Request,
         checkpoint: str | os.PathLike[str] | None, progress: bool | None,
     ):  # fmt: skip
-        limits.check()
+        request.check()
         self.run = operator if isinstance(operator, Krylov) else None
-        self.operator: Any = _plain(operator)
-        self.samples_of, self.limits, self.show = samples, limits, progress
-        self.rtol, self.max_matvecs, self.seed = limits.rtol, limits.max_matvecs, limits.seed
+        self.operator: Any = _operator_of(operator)
+        self.samples_of, self.request, self.show = samples, request, progress
+        self.rtol, self.max_matvecs, self.seed = request.rtol, request.max_matvecs, request.seed
         self.size = int(self.operator.shape[0])
         self.generator = torch.Generator().manual_seed(self.seed ^ _PROBES_APART)
         self.least = _LEAST if samples is _trace_samples else _LEAST_SKEWED
         self.begun = time.monotonic()
         self.matvecs = 0
-        self.checkpoint = Checkpoint(checkpoint, lambda: limits.identity(self.operator))
+        self.checkpoint = Checkpoint(checkpoint, lambda: request.identity(self.operator))
 
     def estimate(self) -> Estimate:
-        method = self.limits.method
+        method = self.request.method
         if method == "krylov":
             return self.with_krylov()
         return self.with_sketch() if method == "hutch++" else self.finish(None, 0.0)
@@ -168,14 +168,14 @@ class _Probing:
 
         The products of the pilot probes are kept. With AQ known, they give the variance that a larger Q would leave,
         without further products. They are then discarded: an estimate from the probes that chose Q would understate its
-        error. The state of this search is noted in the run and saved with it.
+        error. The state of this search is kept in the run's `notes` and saved with it.
         """
         path = self.checkpoint.path
-        beside = None if path is None else path.with_name(path.name + ".basis")
-        run = self.run or Krylov(self.operator, block=min(_BLOCK, self.size), seed=self.seed, checkpoint=beside)
+        basis_path = None if path is None else path.with_name(path.name + ".basis")
+        run = self.run or Krylov(self.operator, block=min(_BLOCK, self.size), seed=self.seed, checkpoint=basis_path)
         run.require_same_weights()
         pilot = self.draw(_PILOT)
-        key = f"{', '.join(map(str, self.limits))}, {run.restarts}"
+        key = f"{', '.join(map(str, self.request))}, {run.restarts}"
         if key not in run.notes:
             run.notes[key] = {"spent": run.matvecs, "dimension": run.dimension, "in_vain": 0, "done": False}
         now = run.notes[key]
@@ -190,12 +190,12 @@ class _Probing:
 
     def grow(self, run: Krylov, now: dict[str, Any], pilot: Tensor) -> None:
         """Extend the basis while this saves more probes than it costs products."""
-        most = min(self.limits.max_basis, self.size, run.max_basis)
+        most = min(self.request.max_basis, self.size, run.max_basis)
         products = self.multiply(pilot)
         values = self.residual_samples(run, pilot, products)
         run.autosave = False  # save only between two decisions, so that a resumed run decides the same
         try:
-            with Progress(self.limits.title, self.show) as bar:
+            with Progress(self.request.title, self.show) as bar:
                 while now["in_vain"] < 2:
                     chunk = min(max(8, run.dimension // 8), most - run.dimension)
                     before = self.probes_needed(values, values)
@@ -249,7 +249,7 @@ class _Probing:
             return {**now, "generator": self.generator.get_state(), "seconds": self.elapsed}
 
         samples = now["samples"]
-        with Progress(self.limits.title, self.show) as bar:
+        with Progress(self.request.title, self.show) as bar:
             while True:
                 while len(samples) < now["goal"]:
                     probes = self.draw(min(self.at_once, now["goal"] - len(samples)))
@@ -272,7 +272,7 @@ class _Probing:
 
     def cost(self) -> dict[str, Any]:
         how = getattr(self.operator, "how", "")
-        rest = {"seconds": self.elapsed, "seed": self.seed, "method": self.limits.method, "how": how}
+        rest = {"seconds": self.elapsed, "seed": self.seed, "method": self.request.method, "how": how}
         return {"matvecs": self.matvecs, **rest}
 
     @property
@@ -286,14 +286,14 @@ class _Probing:
         return time.monotonic() - self.begun
 
 
-def _xtrace(operator: Any, limits: _Limits, path: str | os.PathLike[str] | None, progress: bool | None) -> Estimate:
+def _xtrace(operator: Any, request: _Request, path: str | os.PathLike[str] | None, progress: bool | None) -> Estimate:
     """For every probe, the basis is spanned by the images of all others. Two products per probe."""
-    limits.check()
-    begun, size, rtol = time.monotonic(), int(operator.shape[0]), limits.rtol
-    generator = torch.Generator().manual_seed(limits.seed ^ _PROBES_APART)
+    request.check()
+    begun, size, rtol = time.monotonic(), int(operator.shape[0]), request.rtol
+    generator = torch.Generator().manual_seed(request.seed ^ _PROBES_APART)
     empty = torch.empty(size, 0, device=operator.device, dtype=operator.dtype)
     images, basis, mapped = empty, empty, empty
-    checkpoint = Checkpoint(path, lambda: limits.identity(operator))
+    checkpoint = Checkpoint(path, lambda: request.identity(operator))
     if (saved := checkpoint.load()) is not None:
         images, basis, mapped = (saved[name].to(empty) for name in ("images", "basis", "mapped"))
         begun -= saved["seconds"]
@@ -304,8 +304,8 @@ def _xtrace(operator: Any, limits: _Limits, path: str | os.PathLike[str] | None,
                 samples = _leave_one_out(probes, images, basis, mapped)
                 value, error, *_ = mean_and_error(samples)
                 spent = 2 * probes.shape[1]
-                bar(spent / limits.max_matvecs, f"relative error {error / max(abs(value), 1e-300):.1%}")
-                if error <= rtol * abs(value) or spent == 2 * size or 3 * spent // 2 > limits.max_matvecs:
+                bar(spent / request.max_matvecs, f"relative error {error / max(abs(value), 1e-300):.1%}")
+                if error <= rtol * abs(value) or spent == 2 * size or 3 * spent // 2 > request.max_matvecs:
                     break
             grown = min(max(_LEAST, images.shape[1] * 3 // 2), size)
             fresh = signs(grown - probes.shape[1], size, generator, operator).T
@@ -319,7 +319,7 @@ def _xtrace(operator: Any, limits: _Limits, path: str | os.PathLike[str] | None,
             parts = {"images": images.cpu(), "basis": basis.cpu(), "mapped": mapped.cpu()}
             checkpoint.save(lambda parts=parts: {**parts, "seconds": time.monotonic() - begun}, now=True)
     how = getattr(operator, "how", "")
-    rest = {"seconds": time.monotonic() - begun, "seed": limits.seed, "method": "xtrace", "how": how}
+    rest = {"seconds": time.monotonic() - begun, "seed": request.seed, "method": "xtrace", "how": how}
     if probes.shape[1] == size:  # the basis spans the whole space
         rounding = torch.finfo(basis.dtype).eps * float(mapped.norm()) * size**0.5
         return Estimate.exact(float((basis * mapped).sum()), rounding, matvecs=spent, **rest)
@@ -346,5 +346,6 @@ def _leave_one_out(probes: Tensor, images: Tensor, basis: Tensor, mapped: Tensor
     return (without + residual).cpu()
 
 
-def _plain(operator: Any) -> Any:
+def _operator_of(operator: Any) -> Any:
+    """The operator of a Krylov run; any other operator itself."""
     return operator.operator if isinstance(operator, Krylov) else operator
