@@ -101,7 +101,7 @@ def test_an_unknown_base_says_which_packages_have_more(monkeypatch):
     for name in ("timm", "pytorch_optimizer"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr("importlib.util.find_spec", there.get)
-    with pytest.raises(UserError, match=r"no base 'lamp'.* more bases: pip install timm or pytorch-optimizer$"):
+    with pytest.raises(UserError, match=r"no base 'lamp'.* \(more bases: pip install timm or pytorch-optimizer\)$"):
         check_base("lamp")
     there |= {"timm": "a spec", "pytorch_optimizer": "another"}
     with pytest.raises(UserError, match=r"no base 'lamp'(?!.*install)"):

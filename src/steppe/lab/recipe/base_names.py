@@ -39,7 +39,7 @@ def check_base(name: str) -> None:
         missing = [name for name in packages if name not in sys.modules and importlib.util.find_spec(name) is None]
         install = " or ".join(name.replace("_", "-") for name in missing)
         error = unknown("base", name, known)
-        raise UserError(f"{error} More bases: pip install {install}") if install else error
+        raise UserError(f"{error} (more bases: pip install {install})") if install else error
 
 
 def full_name(name: str) -> str:

@@ -110,16 +110,7 @@ def notes(jobs: Sequence[Job], place: Place) -> list[str]:
     changed = [(code_of(recipe), record) for recipe, record in records if not same_code(record, recipe)]
     found = []
     if changed:
-        modules = ", ".join(
-            sorted(
-                {
-                    name
-                    for now, record in changed
-                    for name, hash_ in record.get("own_code", {}).items()
-                    if now.get(name) != hash_
-                }
-            )
-        )
+        modules = ", ".join(sorted({name for now, record in changed for name in _edited(record, now)}))
         runs = plural(len(changed), "run")
         found.append(f"{modules} has changed since {runs} in {place.folder} ended: trained again")
     same = [record for recipe, record in records if same_code(record, recipe)]
@@ -130,6 +121,11 @@ def notes(jobs: Sequence[Job], place: Place) -> list[str]:
             f"already done in {place.folder}: {counts}; to get it, choose another --out or delete their .json files"
         )
     return found
+
+
+def _edited(record: Record, now: Mapping[str, str]) -> list[str]:
+    """The names of the user's code whose hash has changed since a run."""
+    return [name for name, then in record.get("own_code", {}).items() if now.get(name) != then]
 
 
 def _number_without(what: str, records: Sequence[Record], place: Place) -> int:
