@@ -27,6 +27,7 @@ from making import (
     regimes,
     scale_costs,
     support_table,
+    unbroken,
     verdicts,
 )
 from mkdocs.structure.files import File, Files
@@ -97,4 +98,4 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     def made(found: re.Match[str]) -> str:
         return NAMED[found["name"]](found["which"]) if found["which"] else MADE[found["name"]]()
 
-    return arxiv.linked(_MARK.sub(made, markdown))
+    return unbroken.unbroken(arxiv.linked(_MARK.sub(made, markdown)))

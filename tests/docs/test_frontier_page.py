@@ -55,6 +55,28 @@ def test_numbers_are_those_of_the_records():
     assert all(says(text, numbers) for text, numbers in found)
 
 
+def on_corrupted_images(cell: str) -> dict[int, float]:
+    """Accuracies by seed."""
+    found = [line for line in LINES if line["cell"] == cell and line["scale"] == "full"]
+    return {line["seed"]: line["curvature"]["corrupted"]["value"] for line in found}
+
+
+def test_the_words_on_robustness_count_paired_differences():
+    """On corrupted images, counted again from the lines."""
+    from scipy.stats import t
+
+    more = less = 0
+    for table in page.tables():
+        if table.regime.metric == "test_accuracy" and table.row("sam"):
+            theirs = on_corrupted_images(f"{table.regime.name}/base-1")
+            mine = on_corrupted_images(f"{table.regime.name}/sam")
+            mine = mine or on_corrupted_images(f"{table.regime.name}/sam-default")  # where it is the chosen radius
+            gains = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
+            half = t.ppf(0.975, len(gains) - 1) * stdev(gains) / len(gains) ** 0.5
+            more, less = more + (mean(gains) > half), less + (mean(gains) < -half)
+    assert f"is more accurate on corrupted images in {more} (less in {less})" in page.robustness() and more + less > 0
+
+
 def test_a_gain_is_the_difference_to_the_base_that_is_named():
     """ASAM with 60 % wrong labels: against an average of the base, the best tenth of each length within its cost."""
     asam = page.table_of("digits-60").row("asam")
