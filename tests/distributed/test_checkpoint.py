@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from helpers.grids import each_method, grid
+from helpers.grids import grid
 from helpers.ranks import (
     BASES,
     Drift,
@@ -39,6 +39,7 @@ from steppe import GSAM, SAM, Every, SharpnessAware, Space
 
 WRAPPERS = {"ddp": DDP, "fsdp2": sharded, "fsdp2-one-whole": lambda net: sharded(net, unsharded=[net.heat])}
 REMEMBERING = {name: m for name, m in all_methods().items() if m.memory(Space([torch.zeros(1)]))}
+BY_THE_STEP = {name: all_methods()[name] for name in ("EntropySGD-0", "TraceSAM-0", "Random-0", "Late-0", "Every-0")}
 METHODS = {"sam": SAM(rho=0.3), "drift": Drift(rho=0.3), "every-third": Every(3, Drift(rho=0.3))}
 OPTIONS = {
     "sharded": StateDictOptions(),
@@ -108,15 +109,11 @@ def test_a_resumed_run_ends_in_the_same_bits(wrapper, saved, base, folder):
     assert_identical(tensors_in(opt_again.state_dict()), tensors_in(opt.state_dict()))
 
 
-@each_method()
-def test_every_method_resumes(method):
-    resumes("fsdp2", method)
-
-
-@pytest.mark.parametrize("method", REMEMBERING)
-def test_every_method_that_remembers_resumes_as_replicas(method):
-    """Without memory there is nothing of the method's own in a checkpoint: then all methods are SAM, tested above."""
-    resumes("ddp", REMEMBERING[method])
+@pytest.mark.parametrize("wrapper", ["fsdp2", "ddp"])
+@pytest.mark.parametrize("method", [*REMEMBERING, *BY_THE_STEP])
+def test_every_method_with_a_state_resumes(method, wrapper):
+    """Memory, or draws and phases by the number of the step. Without either all methods are SAM, tested above."""
+    resumes(wrapper, {**REMEMBERING, **BY_THE_STEP}[method])
 
 
 def resumes(wrapper, method):
