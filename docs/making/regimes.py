@@ -121,8 +121,8 @@ def _three(kind: str) -> tuple[str, str, str]:
     found = {candidate: one for (regime, candidate), one in study("cifar-fresh").items() if regime == f"cifar-{kind}"}
     (gap,) = (one["20"] for candidate, one in found.items() if candidate.startswith("gap"))
     sam, stopped = found["sam rho=1"]["20"], stopped_early(kind)
-    shown = [f"{mean(v):.1f} ± {stdev(v) / len(v) ** 0.5:.1f}" for v in (sam, gap)]
-    return shown[0], shown[1], f"{mean(stopped):.1f} % (n = {len(stopped)})"
+    shown = [f"{mean(v):.1f} ± {stdev(v) / len(v) ** 0.5:.1f}" for v in (sam, gap, stopped)]
+    return shown[0], shown[1], f"{shown[2]} % (n = {len(stopped)})"
 
 
 def stopped_early(kind: str) -> list[float]:
