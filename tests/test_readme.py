@@ -26,6 +26,7 @@ def test_the_first_sentences_say_what_the_records_say():
     said = " ".join(README.read_text(encoding="utf-8").split())
     assert f"**{first.sentence()}** {first.conditions()}" in said
     assert making("regimes").on_cifar() in said
+    assert making("benchmarks").captured_sentence() in said
     assert all(row.n == 10 for noise in first.PANELS for row in first.rows(noise).values())
 
 

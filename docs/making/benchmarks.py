@@ -92,3 +92,19 @@ def about(path: Path) -> str:
         f"Record: `{path.name}`. {made['device']}, torch {made['torch']}, Python {made['python']}, "
         f"{made['threads']} threads, {made['date'][:10]}{commit}."
     )
+
+
+def captured_sentence() -> str:
+    """README's sentence about speed: the ranges over the nets of the record of captured steps."""
+    record = json.loads((RESULTS / "captured-cuda.json").read_text("utf-8"))
+
+    def span(what: str, over: str) -> str:
+        found = [one["ratio"]["median"] for one in record["claims"] if (one["what"], one["over"]) == (what, over)]
+        assert len(found) == 4
+        return f"{min(found):.1f} to {max(found):.1f}"
+
+    base, peer = span("SAM, captured", "base, captured"), span("best peer's SAM, eager", "SAM, captured")
+    return (
+        f"On one {record['environment']['device']} a captured SAM step takes {base} times as long as its base. The "
+        f"fastest SAM step of the other libraries takes {peer} times as long as that (four nets, MLP-3 to ResNet-18)."
+    )
