@@ -17,6 +17,16 @@ def frozen(model):
     return torch.optim.SGD(model.parameters(), lr=0.0)
 
 
+def losses_of_looks(opt, model):
+    """The losses in the looks of one step, on one batch."""
+    losses = []
+    for _ in opt.passes():
+        loss = problems.loss(model, problems.steps(1)[0].main)
+        loss.backward()
+        losses.append(loss.item())
+    return losses
+
+
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_batch_norm_moves_once_a_step(momentum):
     """Not with momentum = 0 in the extra looks: that still counts batches and breaks cumulative averages."""
@@ -34,13 +44,8 @@ def test_batch_norm_moves_once_a_step(momentum):
 def test_every_look_starts_from_the_same_buffers():
     """Spectral norm iterates on a buffer in its forward: with rho = 0 all looks must see the same function."""
     model = seeded(lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(64, 10))))
-    opt = SharpnessAware(frozen(model), GSAM(rho=0.0), model)
-    losses = []
-    for _ in opt.passes():
-        loss = problems.loss(model, problems.steps(1)[0].main)
-        loss.backward()
-        losses.append(loss.item())
-    assert losses[0] == losses[1]
+    first, second = losses_of_looks(SharpnessAware(frozen(model), GSAM(rho=0.0), model), model)
+    assert first == second
 
 
 def test_a_buffer_that_forward_replaces_is_restored():
@@ -148,13 +153,8 @@ def test_dropout_masks_are_the_same_in_every_look_and_differ_between_steps():
 
 def test_without_a_model_the_random_state_is_restored_too():
     model = seeded(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 10)))
-    opt = SharpnessAware(frozen(model), SAM(rho=0.0))
-    losses = []
-    for _ in opt.passes():
-        loss = problems.loss(model, problems.steps(1)[0].main)
-        loss.backward()
-        losses.append(loss.item())
-    assert losses[0] == losses[1]
+    first, second = losses_of_looks(SharpnessAware(frozen(model), SAM(rho=0.0)), model)
+    assert first == second
 
 
 def test_requires_grad_that_a_closure_changes_is_restored():
