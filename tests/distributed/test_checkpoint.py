@@ -189,6 +189,29 @@ def test_asking_for_the_state_before_the_first_step_changes_no_weight(base, wrap
     assert opt.steps == 2
 
 
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
+def test_several_bases_resume(wrapper, folder):
+    """Matrices with SGD, the rest with AdamW, as Muon's users have it."""
+    batches = digits(steps=5)
+
+    def build_two():
+        net = WRAPPERS[wrapper](Net())
+        matrices, rest = ([p for p in net.parameters() if (p.dim() == 2) == wanted] for wanted in (True, False))
+        return net, SharpnessAware([BASES["sgd"](matrices), BASES["adamw"](rest)], Drift(rho=0.3), net)
+
+    net, opt = build_two()
+    train(opt, net, batches[:3])
+    with unchanged(net, opt):
+        save(net, opt, folder, OPTIONS["sharded"])
+    train(opt, net, batches[3:])
+    again, opt_again = build_two()
+    load(again, opt_again, folder, OPTIONS["sharded"])
+    train(opt_again, again, batches[3:])
+    assert_ranks_agree(again)
+    assert_identical(whole(again), whole(net))
+    assert_identical(tensors_in(opt_again.state_dict()), tensors_in(opt.state_dict()))
+
+
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_checkpoint_of_the_plain_base_can_be_taken_up(wrapper, folder):
     """A run that turns sharpness-aware half-way: momentum goes on, memory begins."""

@@ -211,6 +211,57 @@ def test_norm_group_may_be_of_some_parameters_only():
     torch.testing.assert_close(mine[1], experts[rank], rtol=0, atol=1e-12)
 
 
+class SumOverRanks(torch.autograd.Function):
+    """The sum of what each rank has; its gradient goes to each as it is."""
+
+    @staticmethod
+    def forward(ctx, x):
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads[0]
+
+
+class SharedByRanks(torch.autograd.Function):
+    """What all ranks have; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return SumOverRanks.apply(grads[0])
+
+
+@pytest.mark.parametrize("method", [SAM(rho=0.3), GSAM(rho=0.3)], ids=lambda m: m.name)
+def test_experts_that_are_dtensors_need_no_norm_group(method):
+    """A router on all ranks, a plain tensor, and experts that a DTensor splits over the ranks."""
+    torch.manual_seed(0)
+    experts, router = torch.randn(2 * RANKS, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    mine = [nn.Parameter(distribute_tensor(experts.clone(), mesh, [Shard(0)])), nn.Parameter(router.clone())]
+    whole = [nn.Parameter(experts), nn.Parameter(router)]
+
+    def loss_of(experts, router):
+        return (experts @ router).square().sum() + (experts**3).sum()
+
+    for params in (mine, whole):
+        opt = SharpnessAware(torch.optim.SGD(params, lr=0.01, momentum=0.9), method)
+        for _ in range(3):
+            if params is whole:
+                opt.step(lambda: loss_of(*whole))
+            else:
+                here: Any = mine[0]
+                opt.step(lambda here=here: SumOverRanks.apply(loss_of(here.to_local(), SharedByRanks.apply(mine[1]))))
+    gathered: Any = mine[0]
+    torch.testing.assert_close(gathered.full_tensor(), whole[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(mine[1], whole[1], rtol=0, atol=1e-12)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("original", [True, False])
 @pytest.mark.parametrize("shown", ["the wrapper", "the inner module", "nothing"])

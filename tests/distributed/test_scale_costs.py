@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.meshes import BLOCKS, batches, blocks, loss_of, part_of
 from helpers.pages import making
 from steppe import FSAM, SharpnessAware
-from steppe.method import remembered
+from steppe.method import remembered_vectors
 
 costs = making("scale_costs")
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
@@ -80,7 +80,7 @@ def test_a_step_costs_what_is_counted(kind):
     moments = [t for state in opt.base.state.values() for t in state.values() if t.dim() > 0]
     assert per_rank(moments) == expected.state
     remembered_bytes = per_rank([t for p in model.parameters() for n, t in opt.state[p].items() if "steppe." in n])
-    assert remembered_bytes == remembered(method) * expected.weights
+    assert remembered_bytes == remembered_vectors(method) * expected.weights
     assert remembered_bytes <= expected.copies
 
 
