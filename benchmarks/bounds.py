@@ -1,18 +1,18 @@
-"""What a method's step costs, over the least that it can cost; and how that grows.
+"""The cost of a method's step relative to its lower bound, and how it grows with the size of the problem.
 
     python benchmarks/bounds.py [--device cuda] [--models mlp-3 cnn-5 ...] [--largest 30] [--results FOLDER]
 
 A step with k looks takes at least k gradients: k times the time of the base's step. Measured for each model and method,
 captured (Adam, random images, TF32), in alternation in one run:
 
-gradients: the step's time in steps of the base, over the looks that the method takes;
-bytes: what steppe reads and writes beside the gradients and the base's step, in copies of the weights; the least is to
-    read the gradient for its norm, to read weights and gradient and write the weights of a look elsewhere, and to write
-    back the weights that a copy kept;
-launches: kernels beyond those of the base's step. All of a captured step is one launch of the host.
+gradients: the time of the step in units of the base's step, divided by the number of looks of the method;
+bytes: what steppe reads and writes besides the gradients and the base's step, in copies of the weights. At least it has
+    to read the gradient for its norm, to copy the weights, to read weights and gradient and write the perturbed
+    weights, and to restore the weights from the copy;
+launches: kernels beyond those of the base's step. A whole captured step is one launch by the host.
 
-How it grows: SAM over the base by the number of parameters (stacks of linear layers, 1 million to 1 billion, batch
-128), and by the batch (CNN-5).
+Growth: SAM relative to the base by the number of parameters (stacks of linear layers, 1 million to 1 billion, batch
+128), and by the batch size (CNN-5).
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ def step_of(model: nn.Module, method: Method, batch: Any, other: Any) -> tuple[S
 
 
 def bytes_beside(model: nn.Module, method: Method) -> float:
-    """Reads and writes of all weights, without those of the passes and of the base: passes only assign gradients."""
+    """Bytes that steppe reads and writes besides passes and base step, in copies of the weights.
+
+    The passes only assign given gradients, so they do not count.
+    """
     params = list(model.parameters())
     grads = [torch.randn_like(p) for p in params]
     loss = torch.zeros((), device=params[0].device)
@@ -177,11 +180,12 @@ def table(record: Record) -> list[str]:
     return lines
 
 
-ABOUT = Page(
-    "Over the bound",
-    "A step with k looks takes at least k gradients, so k steps of the base. How near the methods come, captured; what "
-    "they read and write beside the gradients, in copies of the weights (SAM's least is 8: norm 1, copy 2, move 3, "
-    "back 2); the kernels beyond those of the base's step; and how SAM's cost grows with the model and the batch.",
+PAGE = Page(
+    "Relative to the lower bound",
+    "A step with k looks takes at least k gradients, so as long as k steps of the base. Shown are how close captured "
+    "methods come to that; what they read and write besides the gradients, in copies of the weights (at least 8 for "
+    "SAM: norm 1, copy 2, move 3, restore 2); the kernels beyond those of the base's step; and how SAM's cost grows "
+    "with the model and the batch.",
     charts,
     place=6,
     text=table,

@@ -1,14 +1,14 @@
-"""What recording a whole step as one CUDA graph saves.
+"""The speed-up from recording a whole step as one CUDA graph.
 
     python benchmarks/captured.py [--models mlp-3 cnn-5 ...] [--seconds S] [--results FOLDER]
 
 Random images, on the small nets of Generalization Aware Minimization (batch 100) and on ResNet-18 (batch 128).
-Measured: a plain step, SAM and GAM, eager and captured; SAMPa and TraceSAM, captured, with their looks side by side and
-in turn; SAM by the best peer; five captured SAM steps at once on five streams; and a straightforward GAM that
-differentiates through its whole step. All are measured in alternation in one run: medians and quartiles of
-milliseconds, and the claimed ratios with their targets.
+Measured: a plain step, SAM and GAM, eager and captured; SAMPa and TraceSAM, captured, with their looks in parallel and
+in sequence; SAM by the fastest other library; five captured SAM steps at once on five streams; and a straightforward
+GAM that differentiates through its whole step. All are timed in alternation in one run. The results are medians and
+quartiles of milliseconds, and the claimed ratios with their targets.
 
-Two lower limits are given too: the time of two passes' multiplications at the rate that this device reaches on large
+There are also two lower bounds: the time of two passes' multiplications at the rate that this device reaches on large
 matrices, and the time of reading and writing every operation's tensors at the rate of a large copy (fused kernels and
 the cache save some of that).
 """
@@ -40,7 +40,7 @@ from steppe.method import HERE, Look, Method, ascent
 SEEDS = 5
 BATCH = {"resnet-18": 128}
 _OVER_PEER = {"mlp-3": 8.0, "cnn-5": 5.0, "cnn-14": 2.4, "resnet-18": 1.5}
-# (what, over what, at most or at least, how many times by model)
+# (numerator, denominator, comparison, target ratio by model)
 TARGETS: list[tuple[str, str, str, dict[str, float]]] = [
     ("steppe SAM, eager", "two bare passes", "<=", {"resnet-18": 1.05}),
     ("SAM, captured", "base, captured", "<=", {"mlp-3": 2.3, "cnn-5": 2.1, "cnn-14": 2.1, "resnet-18": 2.1}),
@@ -111,7 +111,7 @@ class Bench:
         self.y, self.y2 = (torch.randint(10, (self.batch,), device=device) for _ in range(2))
 
     def fast(self, compiled: bool) -> tuple[nn.Module, Callable[..., Tensor]]:
-        """A copy of the model, channels last, and its loss."""
+        """A copy of the model in channels-last format, and its loss."""
         model = copy.deepcopy(self.start)
         for p in model.parameters():
             if p.dim() == 4:
@@ -120,7 +120,7 @@ class Bench:
         return model, lambda x, y: F.cross_entropy(called(x), y)
 
     def step_of(self, method: Method, captured: bool, compiled: bool = False, beside: bool = True) -> Step:
-        """A step by steppe; `beside`: independent looks side by side."""
+        """A step with steppe; `beside`: run independent looks in parallel."""
         model, loss = self.fast(compiled)
         opt = steppe.SharpnessAware(torch.optim.Adam(model.parameters(), lr=1e-3, fused=True), method, model=model)
         batch = (self.x.contiguous(memory_format=torch.channels_last), self.y)
@@ -168,7 +168,7 @@ class Bench:
         return step
 
     def peers(self) -> dict[str, Step]:
-        """SAM by each installed peer, as its users run it: SGD, eager, the default memory layout."""
+        """SAM by each installed other library, as its users run it: SGD, eager, the default memory layout."""
         steps = {}
         for name, make in peers("SAM").items():
             model = copy.deepcopy(self.start)
@@ -230,7 +230,7 @@ class Traffic(TorchDispatchMode):
 
 
 def derived(times: dict[str, list[float]]) -> dict[str, list[float]]:
-    """The times that the claims compare, from those measured."""
+    """The measured times, with those that the claims also compare: of the fastest other library, and per seed."""
     best = min((n for n in times if n.endswith("'s SAM, eager")), key=lambda n: statistics.median(times[n]))
     per_seed = min((n for n in times if n.endswith("at once")), key=lambda n: statistics.median(times[n]))
     return {

@@ -1,7 +1,7 @@
-"""What a benchmark shows on the documentation's page: bar charts, drawn as SVG, and their numbers.
+"""How benchmarks appear in the documentation: bar charts, drawn as SVG, and tables of their numbers.
 
-A script of this folder has a page if it has a `PAGE`. The documentation's build finds it, reads the records that the
-script has written, and draws what `PAGE.charts` makes of them; nothing else has to name the script.
+A script of this folder has a section there if it defines `PAGE`. The documentation's build finds it, reads the records
+that the script has written, and draws the charts that `PAGE.charts` makes of them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Bars = dict[str, dict[str, float]]  # group -> series -> value
 
 @dataclass(frozen=True)
 class Chart:
-    """One drawing and the table under it."""
+    """One bar chart and the table under it."""
 
-    name: str  # of the heading, for links
+    name: str  # anchor of the heading, for links
     title: str
-    axis: str
+    axis: str  # label of the axis
     bars: Bars
-    one: str = ""  # what a line at 1 means; without it there is no line
+    one: str = ""  # meaning of a line at 1; without it there is no line
     logarithmic: bool = False
 
     @property
@@ -38,7 +38,7 @@ class Chart:
         return f"{self.axis} (1: {self.one})" if self.one else self.axis
 
 
-Charts = Callable[[Record, str], Iterator[Chart]]  # of a record and of its file's name
+Charts = Callable[[Record, str], Iterator[Chart]]  # (record, name of its file) -> charts
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,23 @@ class Page:
     title: str
     about: str
     charts: Charts
-    place: int = 100  # sections stand in this order
-    text: Callable[[Record], list[str]] | None = None  # Markdown below the charts of a record
-    summary: Charts | None = None  # charts for the beginning of the whole page
+    place: int = 100  # sections are sorted by this number
+    text: Callable[[Record], list[str]] | None = None  # Markdown lines below the charts of a record
+    summary: Charts | None = None  # charts for the top of the page
 
 
 def three_digits(value: float) -> str:
-    """Three significant digits, zeros too; all those before the point."""
+    """A number with three significant digits, including zeros; all digits before the point are kept."""
     return f"{value:.0f}" if value >= 999.5 else f"{value:#.3g}".rstrip(".")
 
 
 def device_of(record: Record) -> str:
-    """Where a record was made."""
+    """The name of the device on which a record was measured."""
     return str(record["environment"]["device"])
 
 
 def count(n: int) -> str:
-    """A number of parameters."""
+    """A number of parameters in short form, such as 11.2M."""
     return f"{n / 1e6:.1f}M" if n >= 1e6 else f"{n / 1e3:.0f}k"
 
 
@@ -78,16 +78,16 @@ def numbers(chart: Chart) -> list[str]:
     return lines
 
 
-# Drawing. Colours are the page's: text takes currentColor, and bars take the variables --bar-1 to --bar-6.
+# Drawing. Colours come from the page: text has currentColor, bars have the CSS variables --bar-1 to --bar-6.
 
-WIDTH, BAR, LETTER = 560, 18, 6.6  # LETTER: about the width of one at the size that is used
-COLOURS = ("#00796b", "#f4713c", "#8d99a6", "#5c6bc0", "#c2185b", "#a1887f")  # where a page sets no variables
-KNOWN = ("steppe", "pytorch-optimizer", "two-step loop")  # always in the same colours
+WIDTH, BAR, LETTER = 560, 18, 6.6  # LETTER: average width of a character
+COLOURS = ("#00796b", "#f4713c", "#8d99a6", "#5c6bc0", "#c2185b", "#a1887f")  # for pages without these variables
+KNOWN = ("steppe", "pytorch-optimizer", "two-step loop")  # series that have the same colour in all charts
 
 
 def svg(chart: Chart) -> str:
-    """The chart as an element for an HTML page: horizontal bars with their values, so that it reads on a phone."""
-    several = len(chart.series) > 1  # the bars of a group stand below its name; else the names stand beside the bars
+    """The chart as an SVG element: horizontal bars with their values, readable on a phone."""
+    several = len(chart.series) > 1  # the name of a group is above its bars if there are several, else beside the bar
     left = 0.0 if several else min(WIDTH / 2, LETTER * max(map(len, chart.bars)) + 10)
     scale, fill = _Scale.of(chart, left), _fills(chart)
     parts, y = _legend(fill) if several else ([], 6.0)
@@ -115,13 +115,13 @@ def svg(chart: Chart) -> str:
 
 
 def _fills(chart: Chart) -> dict[str, str]:
-    """How the bars of each series are filled."""
+    """The SVG attribute that fills the bars of each series."""
     places = {who: (KNOWN.index(who) if who in KNOWN else i) % len(COLOURS) for i, who in enumerate(chart.series)}
     return {who: f"style='fill:var(--bar-{i + 1},{COLOURS[i]})'" for who, i in places.items()}
 
 
 def _legend(fills: dict[str, str]) -> tuple[list[str], float]:
-    """The names of the series, in as many lines as they take; and where the bars begin."""
+    """The SVG elements of the legend, in as many lines as it needs, and the y coordinate where the bars begin."""
     parts, x, y = [], 0.0, 4.0
     for who, fill in fills.items():
         width = 34 + LETTER * len(who)
@@ -134,7 +134,7 @@ def _legend(fills: dict[str, str]) -> tuple[list[str], float]:
 
 @dataclass(frozen=True)
 class _Scale:
-    """From values to places on the drawing."""
+    """The scale from values to x coordinates."""
 
     low: float
     high: float
@@ -146,7 +146,8 @@ class _Scale:
     def of(cls, chart: Chart, left: float) -> _Scale:
         values = [value for bars in chart.bars.values() for value in bars.values()]
         low = 10.0 ** math.floor(math.log10(min(values) / 2)) if chart.logarithmic else 0.0
-        return cls(low, max(values), left, WIDTH - 50, chart.logarithmic)  # the largest value stands beside its bar
+        right = WIDTH - 50  # leaves room for the largest value beside its bar
+        return cls(low, max(values), left, right, chart.logarithmic)
 
     def at(self, value: float) -> float:
         low, high, v = self.low, self.high, value
@@ -184,7 +185,7 @@ def _text(x: float, y: float, words: str, attributes: str = "") -> str:
 
 
 def medians(results: Sequence[Mapping[str, Any]], value: Callable[[Any], float], label: Callable[[Any], str]) -> Bars:
-    """Bars of records that name a contender, without steppe's closure: its passes stand for steppe."""
+    """Bars by contender. Of steppe's two forms only "passes" is shown, as "steppe"."""
     bars: Bars = {}
     for r in results:
         if r["contender"] != "steppe, closure":

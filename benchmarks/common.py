@@ -1,4 +1,4 @@
-"""What the benchmarks share: models, random batches, timing in alternation, tables, results as JSON."""
+"""Helpers of the benchmarks: models, random batches, interleaved timing, tables, results as JSON."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ CASES = {
     "resnet18": Case(resnet18, (3, 32, 32), {"cpu": 8, "cuda": 128}),
     "transformer": Case(Transformer, (32,), {"cpu": 16, "cuda": 128}, tokens=256),
 }
-LARGE = {  # for a GPU's memory: a billion parameters
+LARGE = {  # a billion parameters, for measurements of GPU memory
     "transformer-1b": Case(lambda: Transformer(width=2048, depth=20), (32,), {"cpu": 1, "cuda": 8}, tokens=256),
 }
 
@@ -140,12 +140,12 @@ class Spread:
 
 
 def clock(device: torch.device) -> Callable[[], float]:
-    """Processor time, which other processes hardly affect, if one CPU thread does all the work; else wall time."""
+    """CPU time if one CPU thread does all the work, because other processes hardly affect it; else wall time."""
     return time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
 
 
 def timed(step: Step, repeats: int, device: torch.device) -> float:
-    """Seconds per step, the device's work included."""
+    """Seconds per step, including the work of the device."""
     now = clock(device)
     _wait(device)
     start = now()
@@ -158,12 +158,13 @@ def timed(step: Step, repeats: int, device: torch.device) -> float:
 def interleaved(
     steps: Mapping[str, Step], device: torch.device, rounds: int | None, seconds: float
 ) -> dict[str, list[float]]:
-    """Time contenders in alternation, in rounds, so that disturbances of the machine affect all of them alike.
+    """Seconds per step of each contender, one sample per round.
 
-    Each sample is a run of steps that is long enough for the clock. Every round starts with another contender. Without
-    ``rounds`` there are as many as fit into ``seconds``, but at least 5 and at most 60.
+    In each round all contenders are timed in turn, so that disturbances of the machine affect all of them alike; every
+    round starts with another contender. A sample is a number of steps that is long enough for the clock. By default
+    there are as many rounds as fit into ``seconds``, but at least 5 and at most 60.
     """
-    for step in steps.values():  # warm-up: lazily made state, kernels, caches
+    for step in steps.values():  # warm-up: lazily created state, kernels, caches
         timed(step, 2, device)
     once = {name: timed(step, 1, device) for name, step in steps.items()}
     repeats = min(50, max(1, math.ceil(0.02 / min(once.values()))))
@@ -192,7 +193,7 @@ def _wait(device: torch.device) -> None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What the numbers depend on besides the code."""
+    """Date, versions and hardware: what the numbers depend on besides the code."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -236,7 +237,7 @@ def _version(package: str) -> str | None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file completely or not at all."""
+    """Write a JSON file completely or not at all."""
     with whole_file(path) as beside:
         beside.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 

@@ -33,7 +33,7 @@ def fused_adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def bare(passes: int, base: Base = base_optimizer) -> Contender:
-    """Forward and backward the given number of times, then the base step: no method can be faster."""
+    """A contender without a method: the given number of forward and backward passes, then the base step."""
 
     def build(model: nn.Module, loss: Loss) -> Callable[[], object]:
         optimizer = base(model)
@@ -125,7 +125,7 @@ def pytorch_optimizer_sam(model: nn.Module, loss: Loss) -> Callable[[], object]:
 
 
 class _FixedRho:
-    """Takes the place of a schedule."""
+    """A constant radius in place of pytorch-optimizer's scheduler."""
 
     def step(self) -> float:
         return RHO

@@ -125,7 +125,7 @@ def measure_ways(case: Case, seconds: float) -> dict[str, dict[str, float | None
                     best = min(best, timed(lambda p=part, o=operator: o @ p, 1, device))
                     if time.perf_counter() - begun > seconds:
                         break
-            except Exception as error:  # that a way does not work with a net is a result too
+            except Exception as error:  # a way that does not work with a net is a result too
                 print(f"  {name}, {block}: {type(error).__name__}: {error}"[:200], flush=True)
                 break
             found[name][str(block)] = 1e3 * best / block
@@ -157,7 +157,7 @@ class Outcome:
         return max(self.errors) if kind == "top" else math.sqrt(statistics.fmean(e * e for e in self.errors))
 
     def summary(self, kind: str) -> dict[str, Any]:
-        """As in the JSON."""
+        """The outcome as an entry of the JSON file."""
         name = "max_error" if kind == "top" else "rms_error"
         medians = {"seconds": statistics.median(self.seconds), "products": statistics.median(self.products)}
         return {"setting": self.setting, name: self.error(kind), "seeds": len(self.errors), **medians}
@@ -192,7 +192,7 @@ def measure(case: Case, contenders: dict[str, Any], kind: str, seeds: int, limit
         except ImportError as error:
             found[name] = {"missing": str(error)}
             continue
-        except Exception as error:  # that a peer fails is a result too
+        except Exception as error:  # a failure of another library is a result too
             found[name] = {"failed": f"{type(error).__name__}: {error}"[:300]}
             continue
         good = [o for o in outcomes if o.error(kind) <= target]
@@ -266,7 +266,7 @@ def main() -> None:
 
 
 def ratios(found: dict[str, Any]) -> dict[str, float]:
-    """How many times longer a peer takes than steppe; a lower bound where no setting of it met the target in time."""
+    """Time of each other library relative to steppe's; a lower bound if none of its settings met the target in time."""
     ours = found.get("steppe", {}).get("to_target")
     if not ours:
         return {}

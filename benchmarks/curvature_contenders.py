@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from steppe.curvature import Hessian, eigenvalues, trace
 
-SIZED_FOR = 7e-3  # the standard error that traces are sized for, so that few seeds meet the target
+SIZED_FOR = 7e-3  # standard error for which traces are run: below the target, so that few seeds suffice to meet it
 Data = tuple[Tensor, Tensor]
 Run = Callable[[int], tuple[float, int]]
 
@@ -78,7 +78,7 @@ def pyhessian_top(case: Case) -> Iterator[tuple[str, Run]]:
 
 
 def pyhessian_trace(case: Case) -> Iterator[tuple[str, Run]]:
-    """Its defaults, and the number of samples that the target needs by their own spread; time is linear in samples."""
+    """PyHessian with its defaults, and with as many samples as the target needs, by their spread."""
     hessian = _peer("pyhessian").hessian
 
     def samples(seed: int, **options: Any) -> list[float]:
@@ -102,7 +102,7 @@ _COUNT = [0]
 
 
 def _counted(hessian: Any, case: Case) -> Any:
-    """A PyHessian object whose products are counted. It leaves its graph in .grad, which is cleared first."""
+    """A PyHessian object that counts its products. PyHessian leaves a graph in .grad, which is cleared first."""
     module: Any = sys.modules[hessian.__module__]
     case.model.zero_grad(set_to_none=True)
     original = getattr(module, "_steppe_original", module.hessian_vector_product)

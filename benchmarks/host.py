@@ -63,7 +63,7 @@ LAYOUTS = {  # what most scripts use, and what is fastest
 
 
 def whole_steps(layout: Layout, device: torch.device) -> list[dict[str, Any]]:
-    """Time of a step until the host and until the device is done, over two bare passes; and its launches."""
+    """Time until the host and until the device is done with a step, relative to two bare passes; and its launches."""
     makers = {
         "two bare passes": bare(2, layout.base),
         "steppe, closure": steppe_closure("SAM", layout.base),
@@ -104,7 +104,7 @@ def _host_and_all(step: Step, repeats: int = 5) -> tuple[float, float]:
 
 
 def _launches(step: Step, repeats: int = 3) -> float:
-    """Number of kernels that a step launches, with copies and memory sets."""
+    """The number of kernels, copies and memory sets that a step launches."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         for _ in range(repeats):
             step()

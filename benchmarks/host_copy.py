@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 import steppe
 
 LENGTH, VOCABULARY = 512, 32000
-MOST_MEMORY, MOST_TIME = 1.02, 1.15  # peak over the base's; time over that with the copy on the GPU
+MOST_MEMORY, MOST_TIME = 1.02, 1.15  # targets: peak memory relative to the base, time relative to a copy on the GPU
 BASE, HERE, THERE = "AdamW", 'SAM, home="device"', 'SAM, home="cpu"'
 
 
@@ -109,7 +109,7 @@ def peak(step: Step, device: torch.device) -> int:
 def measure(model: nn.Module, base: torch.optim.Optimizer, batch: Tensor, rounds: int) -> list[dict[str, Any]]:
     """Peaks and times of the three."""
     device, found = batch.device, dict[str, dict[str, Any]]()
-    gc.collect()  # the optimizers of the last batch size, with their copies
+    gc.collect()  # frees the optimizers of the previous batch size, with their copies
     steps = contenders(model, base, batch)
     for name, step in steps.items():  # the copy on the device comes last: it stays allocated
         step()
@@ -125,7 +125,7 @@ def measure(model: nn.Module, base: torch.optim.Optimizer, batch: Tensor, rounds
 
 
 def verdict(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Memory over the base's, time over that with the copy on the device."""
+    """Memory relative to the base, and time relative to SAM with the copy on the device."""
     by = {row["contender"]: row for row in rows}
     return {
         "memory_over_base": by[THERE]["peak_bytes"] / max(1, by[BASE]["peak_bytes"]),

@@ -1,10 +1,10 @@
-"""What could still be saved in a step on a GPU: batched passes and lower precision.
+"""Two possible savings in a step on a GPU: batched passes and lower precision.
 
     python benchmarks/limits.py [--results FOLDER]
 
 Contenders are measured in alternation in one run, medians:
 
-one pass: GAM needs the gradients of two batches at one point, one after the other or both in one batched pass.
+one pass: GAM needs the gradients of two batches at one point: in two passes, or both in one batched pass.
 precision: the time of captured steps in float32, TF32, bfloat16 and float16 (with a fixed loss scale), several seeds at
     once; and the error of GAM, whose directions and slopes are differences of gradients, against float64, on a net
     trained on digits.
@@ -180,7 +180,7 @@ def _errors(name: str, device: torch.device) -> dict[str, dict[str, float]]:
 
 
 def charts(record: Record, name: str) -> Iterator[Chart]:
-    """What one pass would save, and the time and the error of each precision."""
+    """Charts of one batched pass against two, and of the time and the error of each precision."""
     passes = {
         r["model"]: {"one after the other": r["apart"]["median"], "one batched pass": r["joined"]["median"]}
         for r in record["one_pass"]

@@ -1,4 +1,4 @@
-"""The cost of every method: time of a step over as many bare looks, and copies of the model at the peak.
+"""The cost of every method: time of a step relative to its bare looks, and copies of the model at the memory peak.
 
     python benchmarks/method_cost.py [--device cpu|cuda] [--model resnet18] [--batch N] [--rounds N]
 
@@ -43,7 +43,7 @@ def contender(method: steppe.Method) -> Contender:
 
 
 def methods() -> dict[str, steppe.Method]:
-    """Every method with its defaults, with steps of equal cost: no Every, no LookSAM, no mask updates."""
+    """Every method with its default settings whose steps all cost the same: no Every, no LookSAM, no mask updates."""
     chosen = {cls.__name__: with_defaults(cls) for cls in known_methods()}
     for name in ("Every", "LookSAM", "Plain"):
         del chosen[name]

@@ -1,4 +1,4 @@
-"""The peak memory of a step, over that of the base optimizer's step.
+"""The peak memory of a step beyond that of the base optimizer's step.
 
     python benchmarks/peak_memory.py [--device cpu|cuda] [--models resnet18 transformer-1b ...]
 
@@ -59,7 +59,7 @@ REQUESTED, BLOCKS = "requested_bytes.all", "allocated_bytes.all"
 
 
 def one_run(case: Case, build: Contender, device: torch.device, meter: LiveBytes | None) -> tuple[int, int, int]:
-    """The peak of a step after two steps of warm-up: requested, and in blocks; and the parameters' bytes."""
+    """The peak of a step after two warm-up steps, in requested bytes and in blocks; and the bytes of the parameters."""
     torch.manual_seed(0)
     model = case.build().to(device)
     x, y = case.batch_on(device)
@@ -95,7 +95,7 @@ def measure(case_name: str, device: torch.device, missing: set[str]) -> list[dic
     """The peaks of all contenders on one model; one record each."""
     case = (CASES | LARGE)[case_name]
     base = bare(1)
-    peak_bytes(case, base, device)  # libraries allocate their workspaces
+    peak_bytes(case, base, device)  # a first time, so that libraries allocate their workspaces
     reference, reference_blocks, size = peak_bytes(case, base, device)
     everyone: list[tuple[str | None, str, Contender]] = [(None, "base", base)]
     for method in METHODS:

@@ -87,7 +87,7 @@ class GPT(nn.Module):
 
 
 def gpt(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """For the lab: a model by the name of this function."""
+    """The model, by the name of this function in a recipe of the lab."""
     return GPT(classes, input_shape[0])
 
 
@@ -147,7 +147,7 @@ def one_model(name: str, device: torch.device, examples: int, rates: dict[str, f
 def timed_epoch(run: Run, device: torch.device) -> dict[str, Any]:
     """The second epoch of a run (in the first, steps are compiled and recorded), and its parts, in seconds."""
     going = run.train()
-    for _ in range(run.batches.steps + 1):  # and the first step of the second, for which the first one ends
+    for _ in range(run.batches.steps + 1):  # with the first step of the second epoch, so that the first has ended
         next(going)
     wait(device)
     began, first = time.perf_counter(), run.record["epochs"][-1]["seconds"]
@@ -168,7 +168,7 @@ def timed_epoch(run: Run, device: torch.device) -> dict[str, Any]:
 
 
 def parts_of(epoch: dict[str, Any], step: float) -> dict[str, float]:
-    """Seconds of an epoch: what is neither steps nor evaluation is told apart by where the loop's own clock ends."""
+    """The parts of an epoch, in seconds. The loop's own clock ends before evaluation, record and checkpoint."""
     steps = min(epoch["steps"] * step, epoch["loop"])
     parts = {"steps": steps, "batches, and waiting for the host": epoch["loop"] - steps}
     parts["evaluation"] = epoch["evaluation"]
@@ -235,7 +235,7 @@ def charts(record: Record, name: str) -> Iterator[Chart]:
     yield Chart(f"{name}-epoch", f"An epoch of SAM, {where}", "seconds", epochs)
 
 
-PLACE = Page(
+PAGE = Page(
     "Where the time goes",
     "A step and an epoch of the lab's own training loop with SAM: captured; ResNet-18, ViT and GPT in bf16 and "
     "compiled, the small nets in TF32. A kernel counts by its name. The limits are those of two passes: their "

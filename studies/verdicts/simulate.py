@@ -1,10 +1,11 @@
-"""How often a table of a comparison is wrong, and how often it sees what is there: simulated.
+"""Simulation of the type I error and the power of the verdicts in a table.
 
-python studies/verdicts/simulate.py      writes record.json beside it; a few minutes
+python studies/verdicts/simulate.py      writes record.json beside it; takes a few minutes
 
-A table has a base and some methods; every seed has a part that all share, and every run has normal noise of standard
-deviation 1. Without any effect, an error of the first kind is a table with at least one "better" or "worse". With an
-effect on one method, power is how often that method is called "better", and how often at least "probably better".
+A table has a base and some methods. Every seed has an effect that all of them share, and every run has normal noise of
+standard deviation 1. Without any difference between methods, a type I error is a table with at least one "better" or
+"worse". With an effect on one method, the power is how often that method is called "better", and how often at least
+"probably better".
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SPREADS = {
 
 
 def table(draw: random.Random, n: int, rows: int, kind: str, effect: float = 0.0) -> list[str]:
-    """The verdicts of one table. The effect is on the first method."""
+    """The verdicts of one simulated table. The first method has the effect."""
     shared = [draw.gauss(0, 3) for _ in range(n)]
     base = {s: shared[s] + draw.gauss(0, 1) for s in range(n)}
     common = [draw.gauss(0, 1) for _ in range(n)]
@@ -50,7 +51,7 @@ def table(draw: random.Random, n: int, rows: int, kind: str, effect: float = 0.0
             own = {s: shared[s] + SPREADS[kind](k, rows) * draw.gauss(0, 1) for s in range(n)}
         if k == 0:
             own = {s: value + effect for s, value in own.items()}
-        if kind == "accuracies of 360 examples":  # noise of half an example
+        if kind == "accuracies of 360 examples":  # the standard deviation of the noise is half an example
             own, seen = ({s: round(value / 2) for s, value in one.items()} for one in (own, base))
         else:
             seen = base
@@ -61,7 +62,7 @@ def table(draw: random.Random, n: int, rows: int, kind: str, effect: float = 0.0
 
 
 def against_rivals(draw: random.Random, n: int) -> list[str]:
-    """The verdicts of a whole comparison without any effect: two methods, the base longer and stopped early."""
+    """The verdicts of a comparison without any effect: two methods, and the base trained longer and stopped early."""
     records = []
     for seed in range(n):
         for label, role, cost, epochs in RUNS:
@@ -76,12 +77,12 @@ def against_rivals(draw: random.Random, n: int) -> list[str]:
 
 
 def wrong(verdicts: list[str]) -> bool:
-    """Whether a table without any effect has a verdict."""
+    """Whether a table without any effect has a "better" or "worse"."""
     return "better" in verdicts or "worse" in verdicts
 
 
 def simulate(tables: int, seed: int = 0) -> dict[str, Any]:
-    """Shares of tables, in percent."""
+    """The shares of tables with errors, and of methods that are detected, in percent."""
     draw = random.Random(seed)
     errors, power = [], []
     for kind in (*SPREADS, "rows move together", "accuracies of 360 examples"):

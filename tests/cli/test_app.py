@@ -57,13 +57,13 @@ def test_one_method_in_full():
     assert result.stdout.startswith("GNAM(rho=0.1") and "w_adv" in result.stdout
 
 
-def test_a_wrong_name_gets_one_line():
+def test_a_wrong_name_is_reported_in_one_line():
     result = run("methods", "gsma")
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1 and "did you mean 'gsam'" in result.stderr
 
 
-def test_without_its_packages_the_command_says_what_to_install():
+def test_without_its_packages_the_command_names_what_to_install():
     code = "import sys; sys.modules['typer'] = None; from steppe.__main__ import main; main()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 1
@@ -74,7 +74,7 @@ WRONG = [("compar", "did you mean"), ("--nonsense", "No such option"), ("list re
 
 
 @pytest.mark.parametrize(("wrong", "says"), WRONG)
-def test_a_wrong_command_gets_one_line(wrong, says):
+def test_a_wrong_command_is_reported_in_one_line(wrong, says):
     result = run(*wrong.split())
     assert result.exit_code == 2
     assert len(result.stderr.strip().splitlines()) == 1 and says in result.stderr

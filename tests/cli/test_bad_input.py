@@ -111,7 +111,7 @@ def compare(*more: str, model: str = "mine:net"):
     return run("compare", "sam", "--model", model, *OPTIONS.split(), *more)
 
 
-def test_own_code_that_fails_in_the_middle(tmp_path):
+def test_own_code_that_fails_during_training(tmp_path):
     Path("fail").touch()
     line = last_line(compare())
     assert "training with mine:data, mine:net failed in mine.py, line 22: KeyError: 'a key of mine'" in line
@@ -153,7 +153,7 @@ def test_methods_that_fail_in_the_middle():
     assert {record["status"] for record in read_records("runs") if "mine" not in record["recipe"]["method"]} == {"done"}
 
 
-def test_one_example_and_wrong_things():
+def test_wrong_data_models_metrics_and_bases():
     assert "(64,) in training and (9,) in the test data" in last_line(compare("--data", "mine:shapes"))
     assert "returns (2, 5) for 2 inputs in evaluation, not (2, 10)" in last_line(compare(model="mine:halved"))
     assert "failed with KeyError: 'a key of mine'" in last_line(compare("--data", "mine:raising"))

@@ -60,7 +60,7 @@ def test_json_in_place_of_the_table():
     assert "4 batches per epoch, 4 steps in all: that is too short to compare methods" in result.stderr
 
 
-def test_an_estimate_is_of_what_is_left(tmp_path, monkeypatch):
+def test_the_estimate_covers_unfinished_runs_only(tmp_path, monkeypatch):
     monkeypatch.setattr(estimate, "_seconds_per_example", lambda job, place: 0.01)
     jobs = [Job(Recipe(method=method, share=0.2, epochs=10)) for method in ("plain", "sam")]
     place = Place(tmp_path)
@@ -73,7 +73,7 @@ def test_an_estimate_is_of_what_is_left(tmp_path, monkeypatch):
     assert estimate.announcement(jobs, place, 2) == ""
 
 
-def test_lines_say_how_long_the_rest_takes(monkeypatch, capsys):
+def test_lines_show_the_remaining_time(monkeypatch, capsys):
     jobs = [Job(Recipe(seed=seed, epochs=10)) for seed in range(4)]
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
@@ -89,7 +89,7 @@ def test_lines_say_how_long_the_rest_takes(monkeypatch, capsys):
     assert said[2].endswith("seed 3: 97 %") and said[3] == "1 of 4 runs were already done"
 
 
-def test_bars_say_how_long_what_is_left_takes(monkeypatch):
+def test_bars_show_the_remaining_time(monkeypatch):
     """Runs of an earlier command do not count for the estimate of the remaining time."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")

@@ -71,7 +71,7 @@ def test_imports_that_work_fail_crash_exit_and_print(package):
     }
 
 
-def test_an_import_that_hangs_is_given_up(package, monkeypatch):
+def test_an_import_that_hangs_is_aborted(package, monkeypatch):
     """The first process is given up at once, as if its time had passed: this test waits for no clock."""
     wait, given = subprocess.Popen.communicate, []
 
@@ -247,7 +247,7 @@ def test_where_marks_cannot_be_written():
     ]
 
 
-def test_the_whole_as_json(declared):
+def test_all_findings_as_json(declared):
     declared("rich; extra == 'cli'")
     result = run("--json")
     assert result.exit_code == 0

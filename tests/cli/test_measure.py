@@ -86,7 +86,7 @@ def test_several_checkpoints_give_paired_differences(run):
     assert "end − start" in result.output and "surrogate gap" in result.output
 
 
-def test_a_loss_of_ones_own_and_some_params(run, tmp_path):
+def test_an_own_loss_and_a_subset_of_parameters(run, tmp_path):
     arguments = (
         "--loss",
         "a_project:ascent",
@@ -138,7 +138,7 @@ class Stopping:
         monkeypatch.setattr(checkpoints, "SAVE_EVERY", 0.0)
 
 
-def test_a_stopped_command_goes_on_where_it_was(run, tmp_path):
+def test_a_stopped_command_resumes(run, tmp_path):
     command = ("measure", "start.pt", "end.pt", *COMMON, *ALL, "--rtol", "0.02")
     with pytest.MonkeyPatch.context() as patch:
         whole = Stopping(patch, 10**9)
@@ -164,7 +164,7 @@ def kept(tmp_path: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (tmp_path / "curvature" / ".partial").glob("*/*")}
 
 
-def test_partial_results_that_are_torn_or_of_something_else_are_not_used(run, tmp_path):
+def test_truncated_or_foreign_partial_results_are_not_used(run, tmp_path):
     command = ("measure", "end.pt", *COMMON, "--what", "trace", "--rtol", "0.05")
 
     def stop() -> None:
@@ -205,7 +205,7 @@ app(sys.argv[1:])
 
 
 @pytest.mark.slow
-def test_a_killed_command_goes_on(run, tmp_path):
+def test_a_killed_command_resumes(run, tmp_path):
     command = ("measure", "end.pt", *COMMON, "--what", "eigenvalues", "--what", "trace", "--rtol", "0.01")
     here = Path(__file__).parent
     paths = [str(here.parent), str(here.parents[1] / "src"), str(tmp_path), os.environ.get("PYTHONPATH", "")]
@@ -267,7 +267,7 @@ def test_checkpoints_of_wrapped_models_are_read(run, tmp_path, prefix, model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("measure", "nowhere.pt", *COMMON), "no checkpoint nowhere.pt"),
+        (("measure", "nowhere.pt", *COMMON), "checkpoint nowhere.pt does not exist"),
         (("measure", "text.pt", *COMMON), "cannot be read"),
         (("measure", "other.pt", *COMMON), "does not fit"),
         (("measure", "end.pt", "--model", "a_project", "--data", "a_project:data"), "package.module:function"),
@@ -306,7 +306,7 @@ def test_checkpoints_of_wrapped_models_are_read(run, tmp_path, prefix, model):
     ],
 )
 @pytest.mark.filterwarnings("ignore:Using a target size")
-def test_mistakes_get_one_helpful_line(run, arguments, message):
+def test_mistakes_are_reported_in_one_helpful_line(run, arguments, message):
     result = run(*arguments)
     assert result.exit_code == 2
     lines = [text for text in result.stderr.splitlines() if text.startswith("steppe:")]
@@ -337,7 +337,7 @@ def test_data_as_compare_takes_it_is_measured_on_one_split(run, tmp_path, functi
         chosen = ("--split", split) if split else ()
         result = run(*arguments, *chosen, "--what", "eigenvalues", "--top", "1")
         assert result.exit_code == 0, result.output
-        assert ("20 training examples; --split test" in result.stderr) == (not split)
+        assert ("20 training examples; use --split test" in result.stderr) == (not split)
         written = json.loads((tmp_path / "curvature" / "curvature.json").read_text())["measures"]["start"]
         truth = F.cross_entropy(model(x[rows]), y[rows]).detach()
         assert written["loss"]["value"] == pytest.approx(float(truth), rel=1e-12)
@@ -345,9 +345,9 @@ def test_data_as_compare_takes_it_is_measured_on_one_split(run, tmp_path, functi
 
 def test_a_split_of_data_without_splits_is_a_mistake(run):
     result = run("measure", "end.pt", *COMMON, "--split", "test")
-    assert result.exit_code == 2 and "two splits" in result.stderr
+    assert result.exit_code == 2 and "data with two parts" in result.stderr
     result = run("measure", "end.pt", *COMMON, "--split", "half")
-    assert result.exit_code == 2 and "--split is train or test, not 'half'" in result.stderr
+    assert result.exit_code == 2 and "--split must be train or test, not 'half'" in result.stderr
 
 
 def test_weights_that_compare_has_kept_are_measured(run, tmp_path):

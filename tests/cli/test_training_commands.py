@@ -85,7 +85,7 @@ WRONG = {
     "sweep --grid gsam.rho=0.1": "the method is sam, so write sam.rho",
     "sweep --grid sam.rho=0.1,-2": "SAM: rho must not be negative",
     "sweep --range lr=0.1": "is not a range, such as lr=1e-4..1e-1",
-    "sweep --grid lr=0.1 --on mars": "--on is local or ray or queue",
+    "sweep --grid lr=0.1 --on mars": "--on must be local, ray or queue",
     "sweep --range lr=0.1..1 --sampler best": "no sampler 'best'",
     "sweep --range lr=0.1..1 --storage nonsense": "the database nonsense cannot be used",
     "report nowhere": "nowhere does not exist",
@@ -96,7 +96,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("line", WRONG)
-def test_a_mistake_gets_one_helpful_line(line):
+def test_a_mistake_is_reported_in_one_helpful_line(line):
     if "--storage" in line:
         pytest.importorskip("optuna")
     Path("file").write_text("")
@@ -211,7 +211,7 @@ def test_a_checkpoint_of_other_code(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_runs_of_before_lack_is_said():
+def test_what_finished_runs_lack_is_reported():
     options = ["compare", "sam", "--epochs", "1", "--share", "0.25", "--no-equal-cost", "--jobs", "1"]
     plain = [*options, "--seeds", "2", "--no-curvature"]
     assert run(*plain).exit_code == 0
@@ -288,7 +288,7 @@ def test_compare_then_report_then_list():
     assert "GNAMFast" in run("list", "methods").stdout
 
 
-def test_a_metric_that_nobody_measured_leaves_the_page_alone():
+def test_an_unknown_metric_does_not_change_the_page():
     options = ["--epochs", "1", "--share", "0.25", "--no-curvature"]
     assert run("train", *options).exit_code == 0
     assert run("report", "runs", "--metric", "test_loss").exit_code == 0

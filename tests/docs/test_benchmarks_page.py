@@ -17,11 +17,13 @@ BARS = {"net one": {"steppe": 1.25, "two-step loop": 2.5}, "net two": {"steppe":
 def test_every_record_has_a_script_and_every_script_is_found():
     records = sorted(benchmarks.RESULTS.glob("*.json"))
     known = benchmarks.pages()
-    assert {benchmarks.script_of(path) for path in records} == set(known)
+    written = {benchmarks.script_of(path) for path in records}
+    assert written <= set(known) and len(written) >= 9  # a script without a record has no section yet
     text = benchmarks.markdown(records)
     assert [path.name for path in records if f"Record: `{path.name}`" not in text] == []
-    headings = [text.index(f"\n## {page.title}\n") for page in known.values()]
+    headings = [text.index(f"\n## {page.title}\n") for name, page in known.items() if name in written]
     assert headings == sorted(headings)  # in the order of their places
+    assert [page.title for name, page in known.items() if name not in written and f"## {page.title}" in text] == []
 
 
 def test_the_page_begins_with_one_chart():

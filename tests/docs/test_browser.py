@@ -158,7 +158,7 @@ def test_the_report_is_shown(address, open_page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_what_is_behind_it(address, open_page, scheme):
+def test_text_has_enough_contrast(address, open_page, scheme):
     """Words, links and code, by the contrast that WCAG asks of text: 4.5 to 1."""
     page = open_page(1280, scheme)
     page.goto(f"{address}/index.html")
@@ -196,6 +196,6 @@ def test_search_works_when_the_site_is_opened_from_a_folder(open_page, site):
     assert page.asked <= {""}, "nothing comes from a host"
 
 
-def test_contrast_is_that_of_the_definition():
+def test_contrast_follows_its_definition():
     assert contrast("rgb(0, 0, 0)", "rgb(255, 255, 255)") == pytest.approx(21)
     assert contrast("rgba(0, 0, 0, 0)", "rgb(9, 9, 9)") == pytest.approx(1)

@@ -90,7 +90,7 @@ def test_a_gain_is_the_difference_to_the_base_that_is_named():
     assert abs(gain - asam.gain.mean.value) < 1e-6
 
 
-def test_the_words_name_what_is_beyond_doubt():
+def test_the_text_names_the_significant_gains():
     said = page.sentences()
     for table in page.tables():
         for row in table.methods:

@@ -54,7 +54,7 @@ def test_the_other_numbers_of_the_page_are_those_of_records():
     assert shown in said and len(cifar["cifar-40", "sam rho=1"]["20"]) == 4
 
 
-def test_the_situations_say_what_their_records_say():
+def test_the_situations_agree_with_their_records():
     """The words above the table: what overfits gains, little data and clean labels do not.
 
     On digits with wrong labels the average of the base, stopped early, is as good as SAM.

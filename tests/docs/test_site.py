@@ -69,7 +69,7 @@ def where_shown(name: str) -> str:
     return f"{name}.{last}" if shared else name
 
 
-def test_public_names_are_seen():
+def test_public_names_are_found():
     names = public_names()
     assert {"steppe.SharpnessAware", "steppe.curvature.Hessian", "steppe.integrations.timm.register"} <= set(names)
     assert "steppe.integrations.accelerate.Backward" in names and len(names) > 100
@@ -77,7 +77,7 @@ def test_public_names_are_seen():
     assert where_shown("steppe.curvature.trace") == "steppe.curvature.trace.trace"
 
 
-def test_every_name_on_an_api_page_has_words():
+def test_every_name_on_an_api_page_has_a_docstring():
     """A docstring, or a sentence on the page itself."""
     bare = []
     for page in sorted((DOCS / "api").glob("*.md")):
@@ -110,7 +110,7 @@ def has_docstring(name: str) -> bool:
     return False
 
 
-def test_names_without_words_are_noticed():
+def test_names_without_docstring_are_found():
     assert has_docstring("steppe.SAM") and has_docstring("steppe.integrations.lightning.SharpnessAwareCallback")
     assert not has_docstring("steppe.HVP.vector") or not has_docstring("steppe.Number")
     assert not has_docstring("steppe.curvature.absent")

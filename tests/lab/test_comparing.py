@@ -177,13 +177,13 @@ WRONG: dict[str, dict[str, Any]] = {
     "lower_is_better is for a metric of your own": {"lower_is_better": True},
     "the largest class is 10": {"data": tuple((x, y + 1) for x, y in DATA), "model": lambda: nn.Linear(64, 10)},
     "needs at least one method and one seed": {"seeds": 0},
-    "on is 'local' or 'ray', not 'mars'": {"on": "mars"},
+    "on must be 'local' or 'ray', not 'mars'": {"on": "mars"},
     "batch 50 is larger than the 1 training examples": {"data": ((X[:1].float(), Y[:1]), (X[:9].float(), Y[:9]))},
 }
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_mistakes_are_told_in_one_line(tmp_path, message):
+def test_mistakes_are_reported_in_one_line(tmp_path, message):
     with pytest.raises(UserError, match=message) as raised:
         compare(tmp_path, **WRONG[message])
     assert "\n" not in str(raised.value)

@@ -26,7 +26,7 @@ def made(values: list[float]) -> Difference:
     st.integers(3, 9).flatmap(lambda n: st.lists(st.lists(numbers, min_size=n, max_size=n), min_size=1, max_size=7)),
     st.booleans(),
 )
-def test_the_word_is_what_the_interval_says(rows, larger):
+def test_verdict_and_interval_agree(rows, larger):
     for one in judged([made(values) for values in rows], larger):
         if one.mean.low is None or one.mean.high is None:
             continue
@@ -80,7 +80,7 @@ def test_a_row_that_diverges_is_judged_on_its_own():
     assert beside[0].verdict == "better"
 
 
-def test_probably_names_the_seeds_that_would_tell():
+def test_probably_names_the_number_of_seeds_that_would_decide():
     rows = [[1.0, 0.2, 0.9, 1.4, 0.3, 0.8, 0.1, 1.3]] + [[(-1.0) ** s * k for s in range(8)] for k in range(1, 90)]
     one = judged([made(v) for v in rows])[0]
     assert one.verdict == "probably better" and one.needed is not None and one.needed > 8
@@ -104,7 +104,7 @@ def test_the_same_comparison_counts_once():
     assert judged([made(one), made(two), made(one)])[0] == judged([made(one), made(two)])[0]
 
 
-def test_errors_of_the_first_kind_with_a_diverging_row():
+def test_type_i_error_with_a_diverging_row():
     """A small, seeded part of studies/verdicts: of 300 tables without any effect at most 5 % have a verdict."""
     draw = random.Random(1)
     wrong = 0

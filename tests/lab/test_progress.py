@@ -35,7 +35,7 @@ class Training:
     record: Any = field(default_factory=lambda: {"epochs": [], "status": "running", "verdict": "lost", "key": "key"})
 
 
-def test_a_run_is_heard_of_at_each_epoch_and_once_a_second(clock):
+def test_a_run_reports_each_epoch_and_once_per_second(clock):
     heard: list[News] = []
     run, reporter = Training(), Reporter(heard.append)
     for step in range(12):  # two seconds for three steps
@@ -69,7 +69,7 @@ def test_the_rate_is_that_of_all_runs_in_the_last_half_minute(clock):
     assert str(rate) == ", 500 examples per second"
 
 
-def test_what_a_run_had_done_before_it_was_resumed_is_no_speed(clock):
+def test_examples_before_a_resume_do_not_count_for_the_rate(clock):
     rate = Rate()
     rate.hear(News("a", 9, step=1, steps=10), 1)
     assert str(rate) == ""  # after one moment
@@ -90,7 +90,7 @@ def test_steps_of_an_epoch_count_for_the_time_that_is_left(clock):
     assert str(remaining) == ", 100 examples per second, about 11 s left"
 
 
-def test_without_a_terminal_a_long_run_says_a_line_a_minute(clock, capsys):
+def test_without_a_terminal_a_long_run_prints_a_line_per_minute(clock, capsys):
     job = Job(Recipe(epochs=20))
     with Display([job]) as show:
         for second in range(200):  # 10 steps of 100 examples per second
@@ -104,7 +104,7 @@ def test_without_a_terminal_a_long_run_says_a_line_a_minute(clock, capsys):
     assert "97 %" in said[3] and "left" not in said[3]
 
 
-def test_a_real_run_tells_its_steps(tmp_path):
+def test_a_real_run_reports_its_steps(tmp_path):
     heard: list[News] = []
     job = Job(Recipe(epochs=2, share=0.2, batch=50))
     perform([job], Place(tmp_path), tell=heard.append)

@@ -46,7 +46,7 @@ def record(status="done", **changes) -> Any:
     }
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_a_written_record_is_read_back(tmp_path):
     path = write_record(record(), tmp_path)
     assert path.name == f"{RECIPE.key}.json" and [p.name for p in tmp_path.iterdir()] == [path.name]
     found: Any
@@ -61,7 +61,7 @@ def test_what_is_written_is_read(tmp_path):
     assert found["label"] == "GAM gamma=(0.1,0.01)" and found["environment"]["torch"] == torch.__version__
 
 
-def test_what_is_not_a_record_is_skipped_with_a_warning(tmp_path):
+def test_a_file_that_is_not_a_record_is_skipped_with_a_warning(tmp_path):
     path = write_record(record(), tmp_path)
     text = path.read_text()
     for name, content in {
@@ -134,7 +134,7 @@ def test_records_from_before_a_field_was_added(tmp_path):
     assert read_checkpoint(tmp_path / "run.ckpt", new_record(replace(RECIPE, clip=1.0)), device) is None
 
 
-def test_a_full_disk_is_said_in_one_line(tmp_path):
+def test_a_full_disk_is_reported_in_one_line(tmp_path):
     resource = pytest.importorskip("resource")
     weights = {"weight": torch.zeros(10_000)}
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -159,7 +159,7 @@ def test_a_disk_without_room_leaves_the_old_file(tmp_path):
     assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_own_functions_are_known_by_their_files(tmp_path, monkeypatch):
+def test_own_functions_are_identified_by_the_hash_of_their_files(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "of_mine.py").write_text("def net(): ...")
     recipe = Recipe(data="of_mine:load", model="of_mine:net")

@@ -92,7 +92,7 @@ def test_stopping_early_is_free():
     assert found.difference.mean.value > 0
 
 
-def test_listed_rivals_and_those_that_diverged():
+def test_rivals_that_were_run_count_and_diverged_ones_do_not():
     records = []
     for seed in range(3):
         records.append(record("SGD", 0.90 + seed / 100, seed, role="base"))
@@ -116,7 +116,7 @@ def test_without_a_base_of_its_cost_nothing_is_compared():
     assert rows(records)["GNP"].equal_cost is None
 
 
-def test_the_same_count_may_differ_by_a_twentieth_and_the_schedule_is_stretched():
+def test_equal_cost_allows_five_percent_and_a_stretched_schedule():
     records = []
     for seed in range(3):
         records.append(record("SGD", 0.9 + seed / 100, seed, role="base", schedule="step:0.1/4"))

@@ -110,7 +110,7 @@ def test_only_seeds_that_both_have_are_paired():
 
 
 @pytest.mark.parametrize(("n", "verdict"), [(1, "n too small to tell"), (2, "n too small to tell"), (3, "better")])
-def test_few_seeds_are_too_few(n, verdict):
+def test_there_is_no_verdict_below_three_seeds(n, verdict):
     base = (0.90, 0.91, 0.905)[:n]
     records = [record("SGD", a, s, role="base") for s, a in enumerate(base)]
     records += [record("SAM", a + 0.05 + 0.0001 * s, s) for s, a in enumerate(base)]
@@ -119,7 +119,7 @@ def test_few_seeds_are_too_few(n, verdict):
     assert (row.difference.mean.low is None) == (n < 3)  # no verdict, no interval
 
 
-def test_worse_and_what_is_better_when_small():
+def test_worse_and_metrics_of_which_smaller_is_better():
     records = [record("SGD", 0.9 + 0.001 * s, s, role="base", curvature=flat(2.0 + s / 10)) for s in range(4)]
     records += [record("SAM", 0.8 + 0.002 * s, s, curvature=flat(1.0 + s / 7)) for s in range(4)]
     assert row_of(summarise(records), "SAM").verdict == "worse"
@@ -157,7 +157,7 @@ def test_all_diverged_means_all_of_them():
     assert (gam.n, gam.diverged, gam.verdict) == (0, 1, "not measured")
 
 
-def test_without_a_base_of_its_kind_there_is_nothing_to_divide_by():
+def test_without_a_matching_base_there_is_no_relative_cost():
     """Two bases, and a method that was trained otherwise than both."""
     records = [record("SGD", 0.9, s, role="base", lr=0.1) for s in range(3)]
     records += [record("SGD", 0.9, s, role="base", lr=0.2) for s in range(3)]
@@ -204,7 +204,7 @@ def test_methods_are_compared_with_the_base_of_their_own_recipe():
 
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("said", ["SGD, {}x longer", "SGD for as long"])
-def test_what_was_trained_longer_belongs_to_the_base_it_is_a_multiple_of(order, said):
+def test_a_longer_base_is_paired_with_the_base_whose_epochs_it_multiplies(order, said):
     """Two lengths in one folder; a method without the schedule has its own length too."""
     records = []
     for seed in range(3):
@@ -232,7 +232,7 @@ def test_what_was_trained_longer_belongs_to_the_base_it_is_a_multiple_of(order, 
         assert against[4, "step:0.1/3.99"] == names[3] and against[15, "step:0.1/15"] == names[3]
 
 
-def test_another_base_by_label_and_none():
+def test_the_base_can_be_named_by_label_or_be_missing():
     records = [record("SGD", 0.9, 0, role="base"), record("SAM", 0.91, 0), record("GSAM", 0.93, 0)]
     rows = summarise(records, base="SAM")
     assert row_of(rows, "GSAM").difference.mean.value == pytest.approx(0.02, rel=1e-12)
@@ -255,5 +255,5 @@ def test_the_table_does_not_depend_on_the_order_of_records(chance):
     assert summarise(chance.sample(records, len(records))) == summarise(records)
 
 
-def test_what_is_no_number():
+def test_values_that_are_not_finite_numbers_become_none():
     assert [number(x) for x in (1, 0.5, "nan", None, float("inf"), True)] == [1.0, 0.5, None, None, None, None]

@@ -65,7 +65,7 @@ def test_cells_at_the_chosen_radius_are_there_once_it_is_chosen():
     ]  # fmt: skip
 
 
-def test_only_choosing_holds_data_out_and_test_data_judge_the_rest():
+def test_only_the_choosing_cells_hold_out_data():
     for cell in WHOLE.cells:
         assert cell.recipe is not None
         assert bool(cell.recipe.hold_out) is (cell.role == CHOOSING) is ("/choose/" in cell.name)
@@ -93,7 +93,7 @@ def test_each_regime_has_its_number_of_seeds():
     assert [job.recipe.seed for job in asked] == [0, 1, 2, 3]
 
 
-def test_a_fresh_machine_goes_on_where_the_kept_results_end():
+def test_a_new_machine_runs_only_what_is_not_kept():
     experiment, cells = find("extra/frontier"), ["digits-60/base-1", "digits-60/choose"]
     whole, rest = (plan(experiment, "full", None, cells, missing).jobs for missing in (False, True))
     kept = {one["key"] for one in kept_lines("extra-frontier")}
@@ -181,7 +181,7 @@ def test_runs_at_the_radius_are_collected_together_with_those_that_choose_it(tmp
     assert collect(tmp_path, frontier({}), "full", tmp_path / "kept") == (22, 22)
 
 
-def test_without_a_base_of_its_cost_nothing_is_said(tmp_path):
+def test_without_a_base_of_its_cost_there_is_no_gain(tmp_path):
     table = table_of(DIGITS, results(tmp_path, {"base-1": (TEN, 100, []), "sam": (TEN, 200, [])}), WHOLE)
     (sam,) = table.methods
     assert sam.gain is None and sam.length == 2

@@ -157,7 +157,7 @@ def test_missing_sets_are_named_in_one_line_and_have_no_entry(tmp_path, capsys):
     assert "ImageNet-R (imagenet-r)" in capsys.readouterr().err
 
 
-def test_data_that_is_no_folder_is_said_not_to_be_tested(capsys):
+def test_data_that_is_not_a_folder_is_reported_as_not_tested(capsys):
     one = Run(Recipe(data="digits", model="mlp-3", model_settings={"hidden": 4}, batch=100, epochs=1))
     assert OtherSets()(one) is None
     said = "Adam, seed 0: not tested on ImageNet's other sets: digits is not a folder of images\n"
@@ -209,7 +209,7 @@ def test_classes_that_imagenet_does_not_have(tmp_path):
     assert told(world) == f"{folder / '4'} is a class that train does not have"
 
 
-def test_sets_that_are_not_whole(tmp_path):
+def test_incomplete_sets(tmp_path):
     world = World(tmp_path, 4)
     folder = world.v2()
     shutil.rmtree(folder / "2")
@@ -246,7 +246,7 @@ def test_where_the_sets_are_looked_for(tmp_path):
 # Leaving no trace
 
 
-def test_modes_buffers_and_random_numbers_stay(tmp_path):
+def test_modes_buffers_and_random_state_are_restored(tmp_path):
     world = World(tmp_path, 4)
     world.v2()
     world.r({1: [1, 2]})
@@ -317,7 +317,7 @@ def test_a_model_that_is_spread_over_processes_is_not_tested(tmp_path):
     assert OtherSets()(one) is None
 
 
-def test_a_run_that_met_a_damaged_set_goes_on_where_it_was(tmp_path):
+def test_a_run_resumes_after_a_damaged_set_was_repaired(tmp_path):
     """Training is not lost: once the file is mended, the same command tests the net and ends."""
     world = World(tmp_path / "data", 4)
     path = world.real({})

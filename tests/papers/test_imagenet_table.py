@@ -67,7 +67,7 @@ def test_run_collect_and_show(smoke_world, tmp_path):
     assert "1 of 1 runs were already done" in again.stderr
 
 
-def test_what_is_missing_or_damaged_is_said_before_training(smoke_world, tmp_path):
+def test_missing_and_damaged_sets_are_reported_before_training(smoke_world, tmp_path):
     shutil.rmtree(smoke_world.root / "imagenet-r")
     args = ("run", "s1/table1", "--scale", "smoke", "--cells", "resnet-50/sam", "--jobs", "1")
     ran = command(*args).stderr
@@ -85,7 +85,7 @@ FOUND = {REAL: {"value": 0.83, "images": 46837}, V2: {"value": 0.644, "images": 
          C: {"value": 0.4, "images": 3750000}}  # fmt: skip
 
 
-def test_each_number_stands_beside_the_papers(tmp_path):
+def test_each_number_is_shown_beside_the_papers(tmp_path):
     results = kept(tmp_path, "s1/table1", {"resnet-50/sam": [0.76, 0.77], "resnet-101/gsam": [0.78]}, curvature=FOUND)
     rows = {line.texts()[0]: line.texts()[2:5] for line in lines(find("s1/table1"), results) if line.has_run}
     assert rows["resnet-50/sam (ImageNet-Real)"] == ("83.30", "83.00 (no interval)", "2")
@@ -113,7 +113,7 @@ def test_runs_of_other_tables_count_for_what_they_have(tmp_path):
     assert group.finished("test_accuracy") == {0: 0.77} and group.finished(V2) == {0: 0.644}  # its own come first
 
 
-def test_a_run_without_the_sets_is_done(tmp_path, monkeypatch):
+def test_a_run_without_the_other_sets_counts_as_done(tmp_path, monkeypatch):
     """Nobody has to train again because a set is missing."""
     world = World(tmp_path / "data", 4)
     monkeypatch.setattr(sets, "_written", lambda: world.imagenet)

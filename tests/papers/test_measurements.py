@@ -81,7 +81,7 @@ def test_top_eigenvalues_at_the_end_alone():
     assert last["top_values"][0] == pytest.approx(float(eigenvalues(hessian, 1).values[0]), rel=0.02)
 
 
-def test_watching_changes_no_weight():
+def test_measuring_during_training_changes_no_weight():
     one, other = watched(Watch(frobenius=True, samples=8)), watched(None)
     assert all(torch.equal(a, b) for a, b in zip(one.net.parameters(), other.net.parameters(), strict=True))
 
@@ -110,7 +110,7 @@ def test_too_few_products_are_refused_before_a_training(kind):
         kind(products=64)
 
 
-def test_both_what_is_watched_and_what_is_measured_at_the_end_are_asked_for():
+def test_measurements_during_and_after_training_are_both_required():
     experiment = find("s2/fig3")
     both = {"curvature": {"landscape": {}}, "epochs": [{}, {"top_values": [1.0]}]}
     assert experiment.measured_in(both)
@@ -166,7 +166,7 @@ def net(name, shape, classes, **settings) -> Any:
     return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 5), nn.Linear(5, classes))
 
 
-def test_weights_are_taken_over_but_for_the_last_layer(tmp_path, monkeypatch):
+def test_pretrained_weights_are_loaded_except_for_the_last_layer(tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained, "build_model", net)
     monkeypatch.setenv("STEPPE_WEIGHTS", str(tmp_path))
     old = net("timm:tiny", (3, 224, 224), 7)
@@ -192,7 +192,7 @@ def test_the_surface_has_two_sharp_minima_and_a_flat_one():
     assert curvature(0.2, -1.0) > 10 * curvature(1.5, 1.5)
 
 
-def test_a_walk_is_gradient_descent():
+def test_a_trajectory_is_gradient_descent():
     w = torch.tensor([-1.4, -1.2])
     for _ in range(5):
         slope = torch.autograd.functional.jacobian(surface, w)
@@ -200,7 +200,7 @@ def test_a_walk_is_gradient_descent():
     assert trajectory("sgd", "smoke", 0)["end"] == pytest.approx(w.tolist(), rel=1e-6)
 
 
-def test_where_a_walk_ended_in_words():
+def test_the_end_of_a_trajectory_in_words():
     assert describe_point(torch.tensor([1.2, 1.6])) == "the flat minimum"
     assert describe_point(torch.tensor([-0.6, -0.45])) == "a sharp minimum"
     assert describe_point(torch.tensor([-0.28, -0.11])) == "a saddle"  # found by following SAM

@@ -37,7 +37,7 @@ def test_the_pages_are_what_the_results_say():
         assert (DOCS / place).read_text("utf-8") == text, "run python docs/make_papers.py"
 
 
-def test_the_pages_ask_for_every_figure_that_can_be_drawn():
+def test_the_pages_include_every_figure_that_can_be_drawn():
     texts = [path.read_text("utf-8") for path in (DOCS / "papers").glob("*.md")]
     shown = [name for text in texts for name in re.findall(r"^<!-- paper: (.+) -->$", text, re.MULTILINE)]
     results = Results.read()

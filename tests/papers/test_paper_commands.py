@@ -38,7 +38,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("typed", "said"), WRONG.items(), ids=str)
-def test_mistakes_get_one_line(typed, said, tmp_path, monkeypatch):
+def test_mistakes_are_reported_in_one_line(typed, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
     result = command(*typed.split())
@@ -91,7 +91,7 @@ def test_figures_without_matplotlib(tmp_path, monkeypatch):
     assert result.stderr.count("\n") == 1
 
 
-def test_list_and_show_say_not_run(tmp_path):
+def test_list_and_show_print_not_run(tmp_path):
     listed = command("list", "--results", str(tmp_path))
     assert listed.exit_code == 0 and listed.stdout.count("not run") == len(experiments())
     cells = command("list", "s0/fig3", "--results", str(tmp_path))

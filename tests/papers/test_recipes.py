@@ -209,7 +209,7 @@ def test_more_claims_of_one_row():
     assert list(row.values()) == [0.768, 0.827, 0.63, 0.251, 0.517]
 
 
-def test_claims_and_trends_name_what_there_is():
+def test_claims_and_trends_refer_to_existing_cells():
     for claim in claims():
         experiments()[claim.experiment].cell(claim.cell)
     assert {trend.experiment for trend in trends()} <= set(experiments())

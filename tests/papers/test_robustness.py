@@ -57,14 +57,14 @@ def test_calibration_error_by_hand():
     assert calibration_error(logits, targets, bins=10) == pytest.approx((0.86 + 0.46) / 4, abs=1e-12)
 
 
-def test_certain_and_right_is_calibrated_and_certain_and_wrong_is_not():
+def test_confident_and_right_is_calibrated_and_confident_and_wrong_is_not():
     logits = torch.tensor([[1000.0, 0.0], [0.0, 1000.0]])
     assert calibration_error(logits, torch.tensor([0, 1])) == 0.0
     assert calibration_error(logits, torch.tensor([1, 0])) == 1.0
     assert calibration_error(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])) == 0.0  # half right at one half
 
 
-def test_changed_digits_stay_grey_images():
+def test_corrupted_digits_stay_grey_images():
     data: Any = load("digits")
     assert kinds_for(data) == (POINTWISE, 5)
     for kind in POINTWISE:

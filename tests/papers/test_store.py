@@ -75,7 +75,7 @@ def test_collect_merges_folders_and_keeps_each_run_once(tmp_path):
     assert all(len(line) < 2000 for line in text.splitlines())
 
 
-def test_a_run_again_without_its_measurements_does_not_take_their_place(tmp_path):
+def test_a_later_run_without_measurements_does_not_replace_them(tmp_path):
     runs, into = tmp_path / "runs", tmp_path / "results"
     for accuracy, curvature in ((0.7, CURVATURE), (0.71, None), (0.72, CURVATURE)):
         write_record(record(TABLE, CELL, 0, accuracy, curvature=curvature), runs)
@@ -85,7 +85,7 @@ def test_a_run_again_without_its_measurements_does_not_take_their_place(tmp_path
         assert line["curvature"]
 
 
-def test_what_is_kept(tmp_path):
+def test_the_kept_part_of_a_record(tmp_path):
     runs = tmp_path / "runs"
     one = record(TABLE, CELL, 4, 0.7, seconds=8.0, metrics={"gamma": [0.2, 1 / 3], "slope": [1.0, 2.0]})
     write_record(one, runs)
@@ -100,7 +100,7 @@ def test_what_is_kept(tmp_path):
     assert line["environment"] == one["environment"]
 
 
-def test_unfinished_and_foreign_runs_are_left(tmp_path):
+def test_unfinished_and_foreign_runs_are_not_collected(tmp_path):
     runs = tmp_path / "runs"
     write_record(record(TABLE, CELL, 0, 0.7) | {"status": "running"}, runs)
     write_record(record("s0/fig6", "batch/50", 0, 0.7), runs)

@@ -38,7 +38,7 @@ def test_within_two_combined_errors_is_reproduced(tmp_path):
     assert found.verdict == "reproduced"
 
 
-def test_further_apart_is_not(tmp_path):
+def test_further_apart_is_not_reproduced(tmp_path):
     found = judged(kept(tmp_path, TABLE, {CELL: [0.700, 0.702, 0.704]}))
     assert found.verdict == "not reproduced" and found.apart is not None and found.apart > 4
 
@@ -81,7 +81,7 @@ def columns(row: str, *accuracies: float, only: tuple[str, ...] = COLUMNS) -> di
     return {f"{column}/{row}": list(accuracies) for column in only}
 
 
-def test_words_in_short_and_in_full():
+def test_findings_in_short_and_in_full():
     """Direction, evidence and scale are said apart, each once."""
     found = Finding(False, "λ falls; a; b", 3, part="in the paper's direction in 1 of 2", at="at full scale")
     assert found.short("not reproduced") == "in the paper's direction in 1 of 2; at full scale"
@@ -111,7 +111,7 @@ def test_order_by_column(tmp_path):
     assert trend("crsam-wins-cnns", results)[0] == "not run"
 
 
-def test_what_survived_of_a_cell_does_not_win_for_it(tmp_path):
+def test_a_cell_with_diverged_runs_does_not_count_as_better(tmp_path):
     only = ("cifar10/cnn-5", "cifar10/cnn-14")
     better, worse = (0.76, 0.771, 0.782), (0.73, 0.74, 0.75)
     cells = columns("crsam", *better, only=only) | columns("gam", *worse, only=only)
@@ -135,14 +135,14 @@ def test_two_seeds_are_too_few_for_a_slope(tmp_path):
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])
-def test_with_fewer_than_three_seeds_words_are_not_judged(seeds, tmp_path):
+def test_statements_need_three_seeds(seeds, tmp_path):
     cells = columns("gam", *(0.70, 0.71, 0.72)[:seeds]) | columns("sgd", *(0.75, 0.755, 0.77)[:seeds])
     verdict, found = trend("gam-above-sgd", kept(tmp_path, TABLE, cells))
     assert (found.n, found.holds) == (seeds, False)
     assert verdict == ("run at smaller scale" if seeds < 3 else "not reproduced")
 
 
-def test_one_pair_of_several_does_not_speak_for_all(tmp_path):
+def test_one_pair_of_several_is_not_enough_for_a_statement(tmp_path):
     only = ("cifar10/cnn-5",)
     cells = columns("crsam", 0.76, 0.771, 0.782, only=only) | columns("gam", 0.73, 0.74, 0.75, only=only)
     verdict, found = trend("crsam-wins-cnns", kept(tmp_path, TABLE, cells))
@@ -168,7 +168,7 @@ def test_crsam_on_cnns(tmp_path):
     assert verdict == "not reproduced" and "fashion/cnn-5 (in place of svhn/cnn-5): -10.7 points" in found.details
 
 
-def test_words_at_small_scale_say_so(tmp_path):
+def test_statements_at_small_scale_name_the_scale(tmp_path):
     cells = columns("gam", 0.73, 0.741, 0.752) | columns("sgd", 0.70, 0.71, 0.72)
     verdict, found = trend("gam-above-sgd", kept(tmp_path, TABLE, cells, scale="small"))
     assert verdict == "run at smaller scale" and found.short(verdict).endswith(
@@ -176,7 +176,7 @@ def test_words_at_small_scale_say_so(tmp_path):
     )
 
 
-def test_the_paper_s_direction_everywhere_and_doubt_is_not_called_a_failure(tmp_path):
+def test_right_direction_without_significance_is_not_called_a_failure(tmp_path):
     cells = columns("gam", 0.71, 0.76, 0.75) | columns("sgd", 0.70, 0.71, 0.77)
     verdict, found = trend("gam-above-sgd", kept(tmp_path, TABLE, cells))
     assert verdict == "in the paper's direction, not beyond doubt" and not found.holds
@@ -225,7 +225,7 @@ def test_a_tenth_of_the_steps(tmp_path):
     )
 
 
-def test_instability_is_runs_that_are_lost(tmp_path):
+def test_instability_means_collapsed_runs(tmp_path):
     calm = {"T/2": [0.70, 0.702, 0.704], "T/5": [0.70, 0.702, 0.705]}
     assert trend("unstable", kept(tmp_path / "calm", "s0/fig6", calm))[0] == "not reproduced"
     fill(tmp_path / "wild" / "runs", "s0/fig6", {"T/5": [0.1]}, status="diverged")
@@ -275,7 +275,7 @@ def test_curvature_falls_with_alpha(tmp_path):
     assert trend("gap-falls", results)[1].holds is False  # the same everywhere
 
 
-def test_words_about_two_estimates_and_the_angle_are_found_at_small_scale_too(tmp_path):
+def test_statements_on_estimates_and_angle_are_judged_at_small_scale_too(tmp_path):
     cells = ["rho-0.05/alpha-0.2", "rho-0.1/alpha-0.0", "rho-0.1/alpha-0.2", "rho-0.2/alpha-0.4"]
     for i, cell in enumerate(cells):
         curvature = {**CURVATURE, "top": {"value": 9.0 - i, "error": 0.0}, "from_gap": {"value": 90.0 - i, "rho": 0.1}}

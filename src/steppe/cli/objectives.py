@@ -1,4 +1,4 @@
-"""The loss around each checkpoint: model, data and loss by name, weights from a file."""
+"""Objectives for checkpoints: model, data and loss by name, weights from a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .errors import say
 
 
 def objectives(checkpoints: list[Path], given: dict[str, Any]) -> Iterator[tuple[str, Objective]]:
-    """A name and an objective for each checkpoint. `given` has the options of the table OBJECTIVE."""
+    """The name and the objective of each checkpoint. `given` has the options of the table OBJECTIVE."""
     build, load = user_function("--model", given["model"]), user_function("--data", given["data"])
     loss_fn = _loss(given["loss"])
     device = require_device(given["device"])
@@ -53,15 +53,15 @@ def _loss(name: str) -> Callable[..., Any]:
 def _of_split(made: Any, data: DataSet | None, split: str) -> Any:
     """The batches to measure on. Of a function that `steppe compare` takes too: those of one split."""
     if split not in ("", "train", "test"):
-        raise UserError(f"--split is train or test, not {split!r}")
+        raise UserError(f"--split must be train or test, not {split!r}")
     if data is None:
         if split:
-            raise UserError("--split is for data with two splits: ((inputs, targets), (inputs, targets)), two Datasets")
+            raise UserError("--split needs data with two parts: ((inputs, targets), (inputs, targets)) or two Datasets")
         return made
     one: Literal["train", "test"] = "test" if split == "test" else "train"
     if not split:
         count = f"{len(data.train)} training examples"
-        say(f"--data has training and test data: measuring on the {count}; --split test for the others")
+        say(f"--data has training and test data: measuring on the {count}; use --split test for the test data")
     exact = [(x, x.dtype if x.is_floating_point() else torch.float32, y) for x, y in data.batches(one, 1000)]
     return [(prepare(inputs, data, dtype), targets) for inputs, dtype, targets in exact]
 
@@ -112,7 +112,7 @@ def _try_loss(objective: Objective) -> None:
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load a state dict from a file of tensors; one inside a larger checkpoint, or of a wrapped model, is found."""
     if not path.exists():
-        raise UserError(f"there is no checkpoint {path}")
+        raise UserError(f"checkpoint {path} does not exist")
     try:
         state: Any = _read_weights(path)
     except UserError:

@@ -1,4 +1,4 @@
-"""What the training commands do with their runs: train them with a progress display, and report what came out."""
+"""What the training commands share: train runs with a progress display, and report the results."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ QUEUE = "queue"
 
 
 def address_of(on: str, address: str) -> str | None:
-    """Where to train: None here, QUEUE for `steppe work`, else the address of a Ray cluster."""
+    """Where to train: None for this machine, QUEUE for `steppe work`, else the address of a Ray cluster."""
     if on not in ("local", "ray", QUEUE):
-        raise UserError(f"--on is local or ray or queue, not {on!r}")
+        raise UserError(f"--on must be local, ray or queue, not {on!r}")
     return {"local": None, "ray": address, QUEUE: QUEUE}[on]
 
 
 def leave_to_others(planned: list[Any], where: Any) -> None:
-    """Queue the runs in the folder, say how they are trained, and end the command."""
+    """Queue the runs in the folder, print how to train them, and end the command; return if all are finished."""
     from ..lab.runner.shared_folder import queue_up
 
     count = queue_up(planned, where)
     if count == 0:
         return
-    typer.echo(f"{count} of {len(planned)} runs wait in {where.folder}")
-    typer.echo(f"train them, on as many machines as you like: steppe work {where.folder}")
-    typer.echo(f"then: steppe report {where.folder}")
+    typer.echo(f"{count} of {len(planned)} runs are queued in {where.folder}")
+    typer.echo(f"to train them, on as many machines as you like: steppe work {where.folder}")
+    typer.echo(f"when they are done: steppe report {where.folder}")
     raise typer.Exit
 
 
 def train_all(planned: list[Any], where: Any, workers: int, address: str | None = None) -> list[Any]:
-    """The records of the planned runs, trained here or at the address of a Ray cluster ("": a new one).
+    """Train the planned runs, on this machine or on the Ray cluster of an address ("": a new one); return the records.
 
-    The address "queue" leaves them to `steppe work`: the command ends here.
+    With the address "queue" the runs are left to `steppe work`, and the command ends.
     """
     from ..lab.runner.estimate import announcement
     from ..lab.runner.local import notes, perform
@@ -50,8 +50,8 @@ def train_all(planned: list[Any], where: Any, workers: int, address: str | None 
         say(note)
     if address == QUEUE:
         leave_to_others(planned, where)
-    elif address is None and (said := announcement(planned, where, workers)):
-        typer.echo(said, err=True)
+    elif address is None and (text := announcement(planned, where, workers)):
+        typer.echo(text, err=True)
     with Display(planned) as display:
         if address is not None:
             return perform_on_ray(planned, where, address, workers, display)
@@ -59,7 +59,7 @@ def train_all(planned: list[Any], where: Any, workers: int, address: str | None 
 
 
 def report_runs(records: list[Any], page: Path, *tables: Any, metric: str = "", as_json: bool = False) -> None:
-    """Print the tables, or JSON in their place, and write the page."""
+    """Print the tables, or JSON instead, and write the HTML page."""
     from rich.console import Console
 
     from ..lab.records import finite, metric_of

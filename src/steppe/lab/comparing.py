@@ -36,7 +36,7 @@ def compare(
 ) -> Comparison:  # fmt: skip
     """Train a model with several methods and seeds, and test which differences are more than chance.
 
-    Finished runs in `out` are not repeated; a stopped comparison goes on when it is called again.
+    Finished runs in `out` are not repeated; a stopped comparison resumes when it is called again.
 
     Args:
         data: a name such as "digits", or your own: ((inputs, targets), (inputs, targets)) for training and test, as
@@ -45,9 +45,9 @@ def compare(
             A module is copied, so that every seed starts from its weights.
         methods: names with settings ("sam:rho=0.1"), methods (`steppe.ASAM(rho=1.0)`), or classes.
         base: the base optimizer's name ("sgd", "adamw", "muon+adamw"), or a function of parameters and lr.
-        seeds: how many seeds, or which; by default 3.
-        rivals: other forms of the base to beat, such as {"weight_decay": 5e-4}. By default an average of its weights
-            and, with SGD, Nesterov's momentum and weight decay.
+        seeds: the number of seeds, or a list of seeds; by default 3.
+        rivals: variants of the base that methods have to beat, such as [{"weight_decay": 5e-4}]. By default an average
+            of its weights and, with SGD, Nesterov momentum and weight decay.
         equal_cost: also train the base longer, until it has cost as much as each method.
         task: "classification", "regression", "multi-label" or "language".
         loss: your own, a function of (outputs, targets).
@@ -55,16 +55,16 @@ def compare(
         lower_is_better: whether a lower value of your metric is better.
         out: the folder of the records.
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
-        jobs: processes at a time; by default one a core on a CPU. With 1 everything runs in this process.
-        on: "local" or "ray"; `address` is that of a Ray cluster.
-        address: see `on`.
-        threads: threads of a process on a CPU.
+        jobs: number of worker processes; by default one per core on a CPU. With 1 everything runs in this process.
+        on: where to train: "local" or "ray".
+        address: the address of a Ray cluster; by default a local one is started.
+        threads: CPU threads per process.
         curvature: measure the curvature at the end of every run.
         keep_weights: save the trained weights beside the records.
         data_dir: the folder of named data sets.
         progress: print the progress to stderr.
         settings: any other field of a recipe: epochs, batch, lr, momentum, weight_decay, schedule, precision,
-            base_settings, ... Without it: what is suggested for data and model.
+            base_settings, ... The default is what is suggested for data and model.
     """
     asked = Asked(data, model, base, task, loss, metric, lower_is_better, settings)
     recipe = asked.recipe()
@@ -87,7 +87,7 @@ def compare(
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be trained, in the forms that Python has."""
+    """The arguments of `compare` and `tune` that define what is trained."""
 
     data: Any
     model: Any
@@ -105,7 +105,7 @@ class Asked:
         return not self.settings and all(one is None for one in given)
 
     def recipe(self) -> Recipe:
-        """The recipe; functions and data are kept under names."""
+        """The recipe, in which functions and data have names."""
         data = None if self.data is None else data_name_of(self.data)
         if data is not None and is_users(data) and self.model is None:
             raise UserError("name a model for your own data: model=make_model")
@@ -122,7 +122,7 @@ class Asked:
 def place_for(
     out: str | Path, device: str, threads: int, curvature: bool, keep_weights: bool, data_dir: str | Path | None
 ) -> Place:
-    """Where to train."""
+    """The place to train in."""
     device = best_device() if device == "auto" else device
     require_device(device)
     folder = Path(out)
@@ -132,18 +132,18 @@ def place_for(
 
 
 def check(recipe: Recipe, place: Place) -> list[str]:
-    """Try data, model and loss; return remarks."""
+    """Check that data, model and loss fit together; return warnings."""
     data = data_for(recipe, place.data_root)
     try_out(recipe, data)
-    said = warnings_for(recipe, data)
+    found = warnings_for(recipe, data)
     if unknown := unreadable(recipe):
         named = ", ".join(name.partition(":")[2] for name in unknown)
-        said.append(f"the source of {named} cannot be read, so finished runs cannot be recognised: all are trained")
-    return said
+        found.append(f"the source of {named} cannot be read, so finished runs cannot be recognised: all are trained")
+    return found
 
 
 def tell_user(note: str) -> None:
-    """A remark, as a warning that filters of warnings apply to, on the line of the user's that called steppe."""
+    """Issue a warning that points to the line of the user's code that called steppe."""
     depth, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("steppe."):
         depth, frame = depth + 1, frame.f_back
@@ -152,7 +152,7 @@ def tell_user(note: str) -> None:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Trains jobs, here or on Ray."""
+    """Trains jobs, on this machine or on Ray."""
 
     place: Place
     workers: int
@@ -163,12 +163,12 @@ class Trainer:
     def __call__(self, jobs: Sequence[Job]) -> list[Record]:
         """The records of all jobs."""
         if self.on not in ("local", "ray"):
-            raise UserError(f"on is 'local' or 'ray', not {self.on!r}")
+            raise UserError(f"on must be 'local' or 'ray', not {self.on!r}")
         for note in notes_on_earlier_runs(jobs, self.place):
             tell_user(note)
         tell = Lines(jobs) if self.progress else _silent
-        if self.progress and self.on == "local" and (said := announcement(jobs, self.place, self.workers)):
-            print(said, file=sys.stderr, flush=True)
+        if self.progress and self.on == "local" and (text := announcement(jobs, self.place, self.workers)):
+            print(text, file=sys.stderr, flush=True)
         if self.on == "ray":
             return perform_on_ray(jobs, self.place, self.address, self.workers, tell)
         return perform(jobs, self.place, self.workers, tell)
@@ -179,7 +179,7 @@ def _silent(news: News) -> None:
 
 
 class Lines:
-    """Progress as one line that is written again and again; without a terminal or notebook, a line each run."""
+    """Prints a line for each run that ends, with the estimated remaining time."""
 
     def __init__(self, jobs: Sequence[Job], write: Callable[[str], Any] | None = None):
         self._jobs = {job.recipe.key: job for job in jobs}
@@ -187,7 +187,7 @@ class Lines:
         self._write = write or (lambda text: print(text, file=sys.stderr, flush=True))
 
     def __call__(self, news: News) -> None:
-        """Say that a run has ended, and about how long the others will take."""
+        """Print a line if the run has ended."""
         if news.key not in self._jobs or news.key in self._ended:
             return
         self._remaining.hear(news)

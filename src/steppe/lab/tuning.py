@@ -25,7 +25,7 @@ from .runner.local import Job
 from .runner.sweep import jobs_for, read_space, score, suggest
 from .statistics import summarise
 
-RANDOM = 10  # candidates that Optuna draws before it proposes by what it has learnt
+RANDOM = 10  # number of random candidates before Optuna proposes candidates from their results
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,9 +33,9 @@ class Tuned:
     """What `steppe.tune` returns: the best setting with its interval, and the settings that it is tied with."""
 
     choice: Choice
-    recipe: Recipe  # the best, for all training data
+    recipe: Recipe  # the best, without held-out data
     finalists: Comparison
-    trials: list[dict[str, Any]]  # every candidate: values, score, how far it came
+    trials: list[dict[str, Any]]  # every candidate: its values, score and number of epochs
 
     @property
     def method(self) -> str:
@@ -69,17 +69,17 @@ def tune(
 ) -> Tuned:  # fmt: skip
     """Choose a method's radius, and the learning rate, on held-out training data. The test data is not used.
 
-    Data, model, base and all arguments that are not below are those of `steppe.compare`.
+    All arguments that are not described here are those of `steppe.compare`.
 
     Args:
         method: one method; its other settings stay as given.
-        radius: from where to where to search the method's radius; by default from a fifth of it to five times. A
-            number is not searched.
-        lr: the learning rate, or from where to where to search it.
-        ranges: other fields of the recipe ("weight_decay") or settings of the method ("gsam.alpha") to search.
-        trials: how many candidates.
-        seeds: how many seeds the finalists are trained with.
-        keep: how many finalists.
+        radius: the range in which to search the method's radius, such as (0.01, 0.5); by default from a fifth to five
+            times its default. A number is a fixed radius.
+        lr: the range in which to search the learning rate, or a fixed learning rate.
+        ranges: ranges of other fields of the recipe ("weight_decay") or settings of the method ("gsam.alpha").
+        trials: the number of candidates.
+        seeds: the number of seeds of each finalist.
+        keep: the number of finalists.
         hold_out: the share of the training data that candidates are judged on.
     """
     if trials < 1 or seeds < 1 or keep < 1:
@@ -124,7 +124,7 @@ def _with_radius(method: str, radius: float) -> str:
 
 
 def _space(template: Recipe, radius: Any, lr: Any, ranges: dict[str, tuple[float, float]]) -> dict[str, Any]:
-    """What to search, as `steppe sweep --range` has it."""
+    """The search space, as for `steppe sweep --range`."""
     made = make_method(template.method)
     wanted = {} if lr is None else {"lr": tuple(map(float, _ends("lr", lr)))}
     wanted |= {name: _ends(f"ranges[{name!r}]", ends) for name, ends in ranges.items()}
@@ -143,7 +143,7 @@ def _space(template: Recipe, radius: Any, lr: Any, ranges: dict[str, tuple[float
 
 @dataclass(frozen=True)
 class Halving:
-    """Successive halving: many candidates for a short time, few for the whole time."""
+    """Successive halving: many candidates are trained for a short time, few for the whole time."""
 
     template: Recipe
     space: dict[str, Any]
@@ -153,12 +153,12 @@ class Halving:
     at_once: int
 
     def rungs(self) -> list[int]:
-        """Epochs of each round but the last: a quarter, then a half of the whole, where that is less."""
+        """The epochs of each round but the last: a quarter and a half of all, if that is less than all."""
         whole = self.template.epochs
         return sorted({math.ceil(whole * share) for share in (0.25, 0.5)} - {whole, 0})
 
     def run(self, train: Callable[[Sequence[Job]], list[Record]]) -> tuple[list[Record], list[dict[str, Any]]]:
-        """The records of the finalists with all seeds, and every candidate."""
+        """The records of the finalists with all seeds, and a description of every candidate."""
         tried = self._first_round(train)
         for epochs in [*self.rungs()[1:], self.template.epochs]:
             going = [one for one in tried if one["going"]]
@@ -173,7 +173,7 @@ class Halving:
         return train(list({job.recipe.key: job for job in jobs}.values())), tried
 
     def _first_round(self, train: Callable[[Sequence[Job]], list[Record]]) -> list[dict[str, Any]]:
-        """Ask Optuna for candidates, several at once, and tell it how they did."""
+        """Train the candidates that Optuna proposes, several at a time, and report their scores to it."""
         optuna = require("optuna", "optuna", "steppe.tune")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(
@@ -182,7 +182,7 @@ class Halving:
         first = (self.rungs() or [self.template.epochs])[0]
         tried: list[dict[str, Any]] = []
         while len(tried) < self.trials:
-            count = max(self.at_once, RANDOM - len(tried))  # the first do not depend on each other
+            count = max(self.at_once, RANDOM - len(tried))  # the random candidates do not depend on each other
             asked = [study.ask() for _ in range(min(count, self.trials - len(tried)))]
             values = [{name: _rounded(suggest(t, name, one)) for name, one in self.space.items()} for t in asked]
             some = [{"values": one, "score": 0.0, "epochs": 0, "going": True} for one in values]
@@ -193,7 +193,7 @@ class Halving:
         return tried
 
     def _train(self, candidates: list[dict[str, Any]], epochs: int, train: Callable[..., list[Record]]) -> None:
-        """One run of each candidate, with the first seed; their scores are updated."""
+        """Train each candidate once, with the first seed, and update its score."""
         short = replace(self.template, epochs=epochs)
         jobs = {k: jobs_for(short, one["values"], [0])[0] for k, one in enumerate(candidates)}
         records = {r["key"]: r for r in train(list({job.recipe.key: job for job in jobs.values()}.values()))}
@@ -202,5 +202,5 @@ class Halving:
 
 
 def _rounded(value: Any) -> Any:
-    """Three figures are enough for a radius, and readable."""
+    """The value with three significant digits: enough for a radius, and readable."""
     return float(f"{value:.3g}") if isinstance(value, float) else value

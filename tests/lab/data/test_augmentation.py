@@ -245,7 +245,7 @@ def test_autoaugment_keeps_to_its_probabilities():
             assert share[operation].item() == pytest.approx(expected, abs=0.03)
 
 
-def test_nothing_waits_for_the_device():
+def test_augmentation_does_not_synchronise():
     data, policy = cifar10(), "basic+translate+alternating-flip+cutout+randaugment+autoaugment"
     x, y = images("cifar10", 16), labels("cifar10", 16)
     augment(x, policy, seeded(), data)  # constants are made once, before
@@ -259,7 +259,7 @@ def test_nothing_waits_for_the_device():
 
 
 @pytest.mark.cuda
-def test_on_the_device_nothing_waits_and_a_graph_gives_what_eager_gives():
+def test_augmentation_in_a_captured_graph_equals_eager():
     data = cifar10().to("cuda")
     x, y = next(data.batches("train", 64))
     generator = torch.Generator("cuda")
@@ -317,7 +317,7 @@ def test_mixups_share_follows_the_beta_distribution():
         ("cutout=big", "augmentation 'cutout=big': expected whole numbers like cutout=16"),
     ],
 )
-def test_mistakes_are_told_in_one_line(policy, said):
+def test_mistakes_are_reported_in_one_line(policy, said):
     with pytest.raises(UserError) as error:
         parse(policy)
     assert str(error.value) == said
@@ -330,7 +330,7 @@ def test_other_mistakes():
         mixup(images("cifar10", 2), labels("cifar10", 2), 0.0, seeded(), 10)
 
 
-def test_the_names_there_are():
+def test_names_of_augmentation_steps():
     moved = ["crop", "flip", "alternating-flip", "translate", "basic"]
     assert policy_names() == ["none", *moved, "cutout", "randaugment", "autoaugment"]
     assert [len(parse(name)) for name in policy_names()] == [0] + [1] * 8

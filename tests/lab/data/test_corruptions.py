@@ -228,7 +228,7 @@ def test_grey_images_cannot_be_corrupted():
 
 
 @pytest.mark.parametrize("mirror_at_centre", [True, False])
-def test_warping_reads_where_it_is_told(mirror_at_centre):
+def test_warping_samples_at_the_given_positions(mirror_at_centre):
     x = images("cifar10", 2).double()
     down, across = (
         place.double().expand(2, 32, 32) for place in torch.meshgrid(*[torch.arange(32)] * 2, indexing="ij")

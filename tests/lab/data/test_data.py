@@ -189,7 +189,7 @@ def test_variants_check_their_numbers(digits):
 # ---- names and places
 
 
-def test_the_list_says_what_there_is(tmp_path):
+def test_the_list_of_data_sets(tmp_path):
     listed = {line.name: line for line in data_names()}
     assert list(listed) == [
         *("digits", "mnist", "fashion-mnist", "cifar-10", "cifar-100", "svhn", "tiny-imagenet", "imagenette"),
@@ -212,7 +212,7 @@ def test_every_source_has_a_checksum_and_every_set_as_many_means_as_channels():
         assert len(entry.mean) == len(entry.std) and len(entry.mean) in (1, 3)
 
 
-def test_where_data_lies(monkeypatch, tmp_path):
+def test_the_data_folder(monkeypatch, tmp_path):
     assert data_root("~/here").name == "here" and data_root("~/here").is_absolute()
     assert data_root() == tmp_path
     monkeypatch.delenv("STEPPE_DATA")
@@ -245,7 +245,7 @@ def test_unknown_and_missing_data(tmp_path):
     )
 
 
-def test_what_is_missing_of_a_set_is_named(tmp_path):
+def test_the_missing_file_of_a_data_set_is_named(tmp_path):
     (tmp_path / "SVHN").mkdir()
     (tmp_path / "SVHN" / "train_32x32.mat").touch()
     (tmp_path / "imagenet" / "val").mkdir(parents=True)
@@ -296,7 +296,7 @@ def test_a_users_function_may_return_a_data_set_or_arrays(users):
     assert inputs_of(data.test).dtype == torch.float32
 
 
-def test_a_users_mistakes_are_told_in_one_line(users):
+def test_a_users_mistakes_are_reported_in_one_line(users):
     def failing():
         raise FileNotFoundError("no\nfile")
 

@@ -83,7 +83,7 @@ def test_a_broken_archive_leaves_nothing_behind(tmp_path, home):
         assert list((tmp_path / "root").iterdir()) == []
 
 
-def test_without_a_network_the_command_is_told(tmp_path, home):
+def test_without_a_network_the_download_command_is_shown(tmp_path, home):
     gone = Source((home / "gone.tar.gz").as_uri(), "0" * 32)
     said = told(download, (gone,), tmp_path)
     assert said.startswith(f"cannot download {gone.url} (URLError: ")

@@ -135,7 +135,7 @@ def test_cifar10ns_order_is_checked(tmp_path):
 # ---- bad files
 
 
-def test_files_that_are_not_the_published_ones_are_told_with_both_checksums(tmp_path):
+def test_files_that_are_not_the_published_ones_are_reported_with_both_checksums(tmp_path):
     write_idx(tmp_path / "MNIST/raw", "mnist")
     path = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
     found = hashlib.md5(path.read_bytes()).hexdigest()

@@ -197,7 +197,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_wrong_data_is_told_in_one_line(message):
+def test_wrong_data_is_reported_in_one_line(message):
     with pytest.raises(UserError, match=message) as raised:
         as_data_set(WRONG[message], "data set 'mine:data'")
     assert "data set 'mine:data'" in str(raised.value) and "\n" not in str(raised.value)

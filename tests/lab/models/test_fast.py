@@ -47,7 +47,7 @@ def test_eps_shrinks_a_direction_by_its_variance():
     torch.testing.assert_close(torch.cov(out, correction=0), (v / (v + 0.01)).diag(), atol=1e-8, rtol=0)
 
 
-def test_many_images_are_read_in_parts():
+def test_patch_moments_are_computed_in_chunks():
     x = pictures(64)
     one, parts = Whitening(3).double(), Whitening(3).double()
     one.fit(x.repeat(8, 1, 1, 1))  # 512: two parts
@@ -96,7 +96,7 @@ def test_the_order_of_its_layers_and_the_sizes_between_them():
     assert sizes == [31, 15, 7, 3] and x.shape == (2, 10)
 
 
-def test_what_is_constant_is_no_parameter():
+def test_constants_are_buffers():
     net = fast_cnn()
     names = {name for name, _ in net.named_parameters()}
     constant = {name for name, _ in net.named_buffers() if name.endswith("weight")}

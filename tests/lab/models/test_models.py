@@ -281,7 +281,7 @@ def test_a_users_model_with_and_without_arguments(users):
     assert build("users_net:fitting", (5,), 4, width=2).out_features == 8
 
 
-def test_a_users_mistakes_are_told_in_one_line(users):
+def test_a_users_mistakes_are_reported_in_one_line(users):
     def failing():
         raise RuntimeError("no\nweights")
 
@@ -298,7 +298,7 @@ def test_a_users_mistakes_are_told_in_one_line(users):
         assert str(error.value) == said
 
 
-def test_built_in_mistakes_are_told_in_one_line():
+def test_wrong_model_names_and_settings_are_reported_in_one_line():
     for name, settings, said in [
         ("resnet18", {}, "no model 'resnet18': did you mean resnet-18 or resnet-101?"),
         ("resnet-18", {"activation": "rlu"}, "no activation 'rlu': did you mean relu?"),
@@ -313,7 +313,7 @@ def test_built_in_mistakes_are_told_in_one_line():
         build("cnn-5", CIFAR, 10, width=3)
 
 
-def test_timm_is_asked_for_its_models(monkeypatch):
+def test_timm_models_are_built_by_timm(monkeypatch):
     timm = types.ModuleType("timm")
     timm.is_model = lambda name: name == "resnet50"  # type: ignore[attr-defined]
     timm.list_models = lambda: ["resnet50"]  # type: ignore[attr-defined]

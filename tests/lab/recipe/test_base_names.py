@@ -59,7 +59,7 @@ def test_settings_of_the_base():
         (Recipe(base="mine_bases:absent"), "has no function 'absent'"),
     ],
 )
-def test_mistakes_are_told_in_one_line(mine, recipe, message):
+def test_mistakes_are_reported_in_one_line(mine, recipe, message):
     mine.wrong = lambda params: nn.Linear(1, 1)
     mine.nothing = lambda params: []
     mine.raises = lambda params, lr: {}["lr"]
@@ -67,7 +67,7 @@ def test_mistakes_are_told_in_one_line(mine, recipe, message):
         make_base(recipe, net().parameters())
 
 
-def test_a_base_of_ones_own_gets_what_it_takes(mine):
+def test_an_own_base_gets_the_arguments_that_it_takes(mine):
     mine.of_params = lambda params: torch.optim.SGD(params, lr=0.3)
     mine.with_lr = lambda params, lr, weight_decay=0.07: torch.optim.SGD(params, lr=lr, weight_decay=weight_decay)
     mine.of_model = lambda model, lr: torch.optim.SGD(model[0].parameters(), lr=lr)
@@ -96,7 +96,7 @@ def test_other_packages_bases_are_found_by_their_names(monkeypatch):
         Recipe(base=full_name("lam"))
 
 
-def test_an_unknown_base_says_which_packages_have_more(monkeypatch):
+def test_an_unknown_base_names_packages_with_more_bases(monkeypatch):
     there: dict[str, str] = {}
     for name in ("timm", "pytorch_optimizer"):
         monkeypatch.delitem(sys.modules, name, raising=False)

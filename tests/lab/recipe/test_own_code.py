@@ -52,7 +52,7 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop("mine_methods", None)
 
 
-def test_a_method_of_ones_own_is_named_with_its_module(module):
+def test_an_own_method_is_named_with_its_module(module):
     text = "sam,mine_methods:TwoSided,rho=0.2,times=3,mine_methods:TwoSided:times=2"
     text += ",every:k=2,method=(mine_methods:TwoSided:rho=3)"
     wanted = [
@@ -78,7 +78,7 @@ def test_a_method_of_ones_own_is_named_with_its_module(module):
         ("cr-sam:rho", "CRSAM: 'rho' is not a setting; write name=value"),
     ],
 )
-def test_mistakes_with_it_are_told_in_one_line(module, text, message):
+def test_mistakes_with_own_methods_are_reported_in_one_line(module, text, message):
     with pytest.raises(UserError, match=message):
         make_method(text)
 
@@ -102,7 +102,7 @@ def uses_helper(x):
     return helper(x)
 
 
-def test_a_function_is_what_it_does(monkeypatch):
+def test_a_function_is_hashed_by_its_behaviour(monkeypatch):
     def make(n):
         return lambda: n
 
@@ -113,7 +113,7 @@ def test_a_function_is_what_it_does(monkeypatch):
     assert fingerprint(uses_helper) != before
 
 
-def test_classes_objects_and_data_are_what_they_contain():
+def test_classes_objects_and_data_are_hashed_by_content():
     def maker(depth):
         class Net(torch.nn.Module):
             def __init__(self):
@@ -144,7 +144,7 @@ def test_data_sets_are_what_they_read():
     assert fingerprint(stream(2)) == fingerprint(stream(2)) != fingerprint(stream(3)) and fingerprint(stream(2))
 
 
-def test_what_cannot_be_read_is_told_and_never_taken_for_the_same():
+def test_unreadable_objects_are_reported_and_never_count_as_unchanged():
     class Slots:
         __slots__ = ("secret",)
 
@@ -157,7 +157,7 @@ def test_what_cannot_be_read_is_told_and_never_taken_for_the_same():
         make_method("python:OfAnotherProgram")
 
 
-def test_a_finished_method_keeps_settings_that_no_text_can_say():
+def test_a_method_object_keeps_settings_that_text_cannot_express():
     @dataclass(frozen=True)
     class Odd(steppe.SAM):
         pass

@@ -60,7 +60,7 @@ def test_texts_make_the_methods_they_describe():
     assert label_of("gsam:alpha=0.3") == "GSAM alpha=0.3"
 
 
-def test_a_number_of_a_method_of_ones_own_is_known_by_any_spelling():
+def test_number_fields_of_an_own_method_in_any_annotation_style():
     @dataclass(frozen=True)
     class Ahead(steppe.Method):
         rho: steppe.Number = 0.1
@@ -91,7 +91,7 @@ class InnerFirst(Method):
 
 
 @pytest.mark.parametrize("postponed", [False, True])
-def test_a_method_in_ones_own_module_is_used_like_any_other(postponed, tmp_path, monkeypatch):
+def test_an_own_method_is_used_like_any_other(postponed, tmp_path, monkeypatch):
     """Once it is imported: types of its fields are known whether annotations are postponed or not."""
     name = f"own_methods_{postponed}".lower()
     future = "from __future__ import annotations\n" if postponed else ""
@@ -114,7 +114,7 @@ def test_a_method_in_ones_own_module_is_used_like_any_other(postponed, tmp_path,
         steppe.Method.registry.pop("innerfirst", None)
 
 
-def test_every_method_survives_being_written():
+def test_every_method_is_restored_from_its_text():
     """Those whose settings are functions keep their defaults."""
     for cls in known_methods():
         for method in [with_defaults(cls), *cls.variants()]:
@@ -125,7 +125,7 @@ def test_every_method_survives_being_written():
             json.dumps(settings_of(method))
 
 
-def test_the_key_is_that_of_the_settings_and_nothing_else():
+def test_the_key_depends_on_the_settings_only():
     recipe = Recipe(method="sam:rho=0.1", lr=0.1, seed=3)
     assert recipe.key == "digits-digits-mlp-sam-rho-0.1-seed3-32274131"  # recorded: keys of old records must stay
     assert Recipe(method="SAM:rho=1e-1", lr=0.1, seed=3, momentum=0).key == recipe.key
@@ -186,7 +186,7 @@ def test_a_plan_pairs_every_method_with_a_base_of_its_cost():
     assert len(jobs) == 18 and len({job.recipe.key for job in jobs}) == 18
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_recipes_are_refused():
     refused: list[dict[str, Any]] = [
         {"batch": 0}, {"epochs": 1.5}, {"lr": math.inf}, {"momentum": 1.0}, {"label_noise": 1.5}, {"hold_out": 1.0},
         {"schedule": "step:x/1"}, {"method": "sam:rho=1e400"},

@@ -50,7 +50,7 @@ def test_gamma_and_its_polynomial():
     assert gamma(group_records([record("SAM", 0.9, 0)])[0]) is None
 
 
-def test_coefficients_of_normalised_directions_are_of_no_polynomial():
+def test_normalised_directions_have_no_polynomial():
     def page(method: str, coefficients: list[float]) -> tuple[int, bool]:
         records = [record("GAM", 0.9, s, gamma=coefficients, method=method) for s in range(2)]
         (row,) = summarise(records)
@@ -65,7 +65,7 @@ def test_coefficients_of_normalised_directions_are_of_no_polynomial():
     assert page("gam:T=1,normalize=true", [0.2]) == (2, True)  # the first direction is as long as it is
 
 
-def test_numbers_that_are_none_do_not_break_the_charts():
+def test_missing_numbers_do_not_break_the_charts():
     one = record("SAM", 0.9, 0, curvature=flat())
     one["curvature"]["landscape"]["loss"][0][0] = "inf"
     one["curvature"]["density"]["density"][3] = "nan"

@@ -41,7 +41,7 @@ def test_better_but_not_worth_it():
     assert "against the best base at no more cost (SGD, 2x longer) −0.95 points" in text
 
 
-def test_nothing_and_harm_are_said():
+def test_conclusions_without_a_gain():
     same = [record("SAM", 0.90 + bump, (seed + 3) % 8) for seed, bump in enumerate(SEEDS)]
     text = said(runs("SGD", 0.90, role="base") + same)
     assert text.startswith("no method is told apart from SGD; the largest difference is SAM's, 0.00 points [−0.")

@@ -39,7 +39,7 @@ def test_equal_costs_stand_side_by_side():
     assert figures._side_by_side([70.0, 140.0, 140.0, 140.0]) == [70.0, 140.0, 142.0, 138.0]
 
 
-def test_a_failure_is_an_arrow_at_the_edge():
+def test_an_outlier_is_an_arrow_at_the_edge():
     assert figures.outliers([0.95, 0.96, 0.94, 0.1]) == {0.1}
     assert figures.outliers([0.95, 0.1]) == set()
     axes: Any = figures.cost_figure([*many(4), record("Lost", 0.1, 0)]).axes[0]
@@ -48,7 +48,7 @@ def test_a_failure_is_an_arrow_at_the_edge():
     assert list(mark.get_ydata()) == [0.02]
 
 
-def test_figures_are_the_same_file_each_time(tmp_path):
+def test_figures_are_reproducible_to_the_byte(tmp_path):
     first, second = (figures.write_figures(comparison(2), tmp_path / name) for name in "ab")
     assert [p.name for p in first] == ["cost.png", "cost.svg", "curves.png", "curves.svg"]
     assert all(p.stat().st_size > 1000 for p in first)

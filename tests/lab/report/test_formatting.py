@@ -22,7 +22,7 @@ def test_a_row_in_a_sentence():
     assert w.sentence(gam, "test_accuracy").endswith("(n = 3). Not compared at equal cost.")
 
 
-def test_sentences_say_what_is_not_known():
+def test_sentences_for_few_seeds_and_diverged_runs():
     one = [record("SGD", 0.9, 0, role="base"), record("SAM", 0.88, 0, cost=2.0), diverged("GAM", 0)]
     assert w.sentence(rows(one)["SAM"], "test_accuracy") == (
         "−2.00 points against the base, 2.0× the gradients: n too small to tell (n = 1). Not compared at equal cost."
@@ -35,7 +35,7 @@ def test_sentences_say_what_is_not_known():
     assert w.verdict(rows(some)["SAM"]) == "1 of 4 diverged; the others: worse"
 
 
-def test_what_is_not_settled_names_the_seeds_that_would_tell():
+def test_probably_is_followed_by_the_number_of_seeds_that_would_decide():
     base = [0.90, 0.91, 0.92, 0.93, 0.92, 0.91, 0.9, 0.94]
     records = [record("SGD", a, s, role="base") for s, a in enumerate(base)]
     gain = [0.010, 0.016, 0.001, 0.012, -0.001, 0.002, 0.001, 0.012]  # p = 0.03 alone
@@ -47,7 +47,7 @@ def test_what_is_not_settled_names_the_seeds_that_would_tell():
     assert f": {w.verdict(row)} (n = 8)" in w.sentence(row, "test_accuracy")
 
 
-def test_numbers_as_people_write_them():
+def test_numbers_as_text():
     assert w.mean(Mean(3, 0.95347, 0.00148), "test_accuracy") == "95.35 ± 0.15"
     assert w.mean(Mean(3, 2.7223, 0.0783)) == "2.722 ± 0.078"
     assert w.mean(Mean(3, -120.4, 35.0)) == "−120 ± 35"

@@ -58,7 +58,7 @@ def test_text_is_escaped_and_markup_is_not():
     assert join("a<", tag("br")) == "a&lt;<br>"
 
 
-def test_everything_foreign_is_escaped(tmp_path):
+def test_text_from_records_is_escaped(tmp_path):
     records = [record(EVIL, 0.9, s, data=EVIL, curvature=flat()) for s in range(3)]
     records += [record("SGD", 0.8, s, role="base", data=EVIL) for s in range(3)]
     records += [diverged("SAM", 0, EVIL, data=EVIL)]
@@ -86,7 +86,7 @@ def test_everything_foreign_is_escaped(tmp_path):
     ],
     ids=["none", "three", "one seed", "forty", "one run", "all diverged", "unfinished", "two problems", "bare"],
 )
-def test_the_page_is_whole_and_asks_for_nothing(records, tmp_path):
+def test_the_page_is_self_contained(records, tmp_path):
     path = write_report(records, tmp_path / "new" / "report.html", command="steppe compare --seeds 3")
     page = path.read_text(encoding="utf-8")
     assert [p.name for p in path.parent.iterdir()] == ["report.html"]
@@ -182,7 +182,7 @@ def test_the_answer_comes_first_and_cautions_are_plain():
     assert "No base was run" in "".join(Reader(report([record("SAM", 0.9, 0)])).text)
 
 
-def test_what_survived_of_a_method_is_not_called_better_in_the_table():
+def test_a_method_with_diverged_runs_is_not_marked_better():
     """Neither against the base nor at equal cost, where it is said of the others alone and has no mark."""
     records = [*comparison(3), diverged("SAM rho=0.1", 3)]
     reader = Reader(report([r for r in records if r["label"] != "GAM T=2"]))
@@ -212,7 +212,7 @@ def test_several_problems_begin_with_an_overview():
     assert marks == ["open", "open", "better", "open", "better", "open", "better"]  # two seeds tell nothing
 
 
-def test_what_was_run_is_all_there():
+def test_recipes_seeds_and_versions_are_on_the_page():
     text = "".join(Reader(report(comparison(3))).text)
     for said in (
         "weight decay0.0005",

@@ -98,7 +98,7 @@ def test_points_at_one_cost_are_side_by_side(visit):
     assert across["SGD, 2x longer"] - across["SGD"] > 50
 
 
-def test_a_failure_becomes_an_arrow_and_does_not_flatten_the_rest(visit):
+def test_an_outlier_becomes_an_arrow_and_does_not_flatten_the_rest(visit):
     page = visit("uneven")
     chart = page.locator("[data-chart=cost]")
     assert chart.locator(".marker.outside").count() == 1
@@ -134,7 +134,7 @@ def test_the_table_sorts_by_keyboard_and_keeps_what_is_missing_last(visit):
     assert page.locator("table.results th").nth(1).get_attribute("aria-sort") == "none"
 
 
-def test_pointing_at_a_point_tells_its_numbers(visit):
+def test_hovering_over_a_point_shows_its_numbers(visit):
     page = visit("comparison")
     chart = page.locator("[data-chart=cost]")
     chart.scroll_into_view_if_needed()
@@ -150,7 +150,7 @@ def test_pointing_at_a_point_tells_its_numbers(visit):
     expect(chart.locator(".cold")).to_have_count(0)
 
 
-def test_a_finger_can_point(visit):
+def test_touching_a_point_shows_its_numbers(visit):
     page = visit("comparison", 360, touch=True)
     chart = page.locator("[data-chart=cost]")
     chart.scroll_into_view_if_needed()
@@ -317,7 +317,7 @@ def test_everything_can_be_reached_by_keyboard_and_has_a_name(visit):
     assert levels[0] == 1 and all(b - a <= 1 for a, b in itertools.pairwise(levels))
 
 
-def test_it_draws_again_when_the_width_changes(visit):
+def test_charts_are_redrawn_when_the_width_changes(visit):
     page = visit("comparison")
     wide = page.locator("[data-chart=cost] > svg").bounding_box()["width"]
     page.set_viewport_size({"width": 400, "height": 800})

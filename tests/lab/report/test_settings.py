@@ -45,7 +45,7 @@ def test_many_settings_are_cut_and_all_are_in_the_tooltip():
     assert 'title="s0 = 0, s1 = 1, s2 = 2, s3 = 3, s4 = 4, s5 = 5, s6 = 6, s7 = 7"' in page
 
 
-def test_values_are_words():
+def test_setting_values_as_text():
     assert [display_value(v) for v in (None, True, 0.25, [0.9, 0.95], {"eps": 1e-6}, 20000, "a")] == [
         "none", "yes", "0.25", "(0.9, 0.95)", "eps=1e-06", "20\u202f000", "a",
     ]  # fmt: skip

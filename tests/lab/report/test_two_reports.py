@@ -66,7 +66,7 @@ def test_only_the_seeds_of_both_count_and_other_data_are_not_compared():
     assert len(found(first(), runs("SAM", 0.8, model="cnn"))) == 1  # another model is worth comparing
 
 
-def test_of_several_the_most_alike_is_taken_and_each_once():
+def test_each_row_is_paired_once_with_the_most_similar_one():
     other = runs("SAM", 0.5, lr=0.2, batch=8) + runs("SAM", 0.6, lr=0.2) + runs("SAM", 0.7, model="cnn")
     (pair,) = found(runs("SAM", 0.9), other)
     assert pair.other.group.recipe["lr"] == 0.2 and pair.other.group.recipe["batch"] == 32
@@ -75,7 +75,7 @@ def test_of_several_the_most_alike_is_taken_and_each_once():
     assert [(p.one.label, p.other.label) for p in found(made, made[::-1])] == [(label, label) for label, _ in longer]
 
 
-def test_what_cannot_be_said_is_not():
+def test_no_conclusion_from_few_seeds_or_diverged_runs():
     names = "a", "b"
     assert sentence([], names, METRIC) == "a and b have no method with the same data and seeds in common."
     few = found(comparison(2), comparison(2))

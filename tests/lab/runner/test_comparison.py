@@ -36,7 +36,7 @@ def without_time(records):
 
 
 @pytest.mark.slow
-def test_the_same_comparison_gives_the_same_bits_in_any_arrangement(tmp_path):
+def test_a_comparison_gives_the_same_bits_with_any_number_of_processes(tmp_path):
     jobs = plan(SMALL, ["sam:rho=0.1", "gam"], [0, 1])
     place = Place(tmp_path / "a", measuring=Measuring(samples=16, probes=2, dimension=4, products=168, points=3))
     first = perform(jobs, place)

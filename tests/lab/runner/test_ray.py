@@ -65,7 +65,7 @@ def test_functions_and_methods_of_a_script_are_trained_on_ray(tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_that_die_are_told_in_one_line(tmp_path):
+def test_dead_ray_workers_are_reported_in_one_line(tmp_path):
     done = script(tmp_path, dies=True)
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and "the Ray cluster failed (" in last, done.stderr
@@ -86,7 +86,7 @@ class FakeRay:
         return (going[:1], []) if self.looks < 0 else ([], going)
 
 
-def test_a_dead_head_is_noticed_and_a_living_one_is_waited_for():
+def test_a_dead_head_node_is_noticed_and_a_restarted_one_is_waited_for():
     """Ray itself would end the process after a minute, without a word on what to do."""
     with socket.create_server(("127.0.0.1", 0)) as head:
         port = head.getsockname()[1]

@@ -58,7 +58,7 @@ def test_one_of_many_gets_a_claim(tmp_path):
     assert Claim.take(tmp_path, "a-run") is not None
 
 
-def test_the_claim_of_the_dead_is_taken_over_once(tmp_path):
+def test_a_stale_claim_is_taken_over_once(tmp_path):
     dead = Claim.take(tmp_path, "run")
     assert dead is not None and Claim.take(tmp_path, "run", stale=30) is None
     aged(dead, 31)
@@ -74,7 +74,7 @@ def test_the_claim_of_the_dead_is_taken_over_once(tmp_path):
     assert not list((tmp_path / ".claims").iterdir())
 
 
-def test_the_living_touch_their_claims(tmp_path):
+def test_a_held_claim_is_kept_alive(tmp_path):
     claim = Claim.take(tmp_path, "run")
     assert claim is not None
     aged(claim, 1000)
@@ -94,7 +94,7 @@ def test_the_living_touch_their_claims(tmp_path):
 # The queue
 
 
-def test_what_waits_is_trained_as_it_would_be_elsewhere(tmp_path):
+def test_a_queued_run_equals_a_local_run(tmp_path):
     measuring = Measuring(samples=16, probes=2, dimension=4, products=168, points=0)
     jobs, queue = (
         plan(SMALL, ["sam:rho=0.1"], [0], equal_cost=False),
@@ -115,7 +115,7 @@ def test_what_waits_is_trained_as_it_would_be_elsewhere(tmp_path):
     assert work(queue.folder) == []
 
 
-def test_a_run_that_was_taken_over_is_left_to_the_other(tmp_path, monkeypatch):
+def test_a_run_that_was_taken_over_is_abandoned(tmp_path, monkeypatch):
     queue_up([Job(SMALL)], Place(tmp_path))
     take = Claim.take
 
@@ -130,7 +130,7 @@ def test_a_run_that_was_taken_over_is_left_to_the_other(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / ".claims").iterdir() if path.name.endswith(".2")]
 
 
-def test_things_of_a_python_program_cannot_wait(tmp_path):
+def test_objects_of_a_python_program_cannot_be_queued(tmp_path):
     recipe = Recipe(data="digits", model=keep("model", lambda: None))
     with pytest.raises(UserError, match="python:model exists only in this Python program"):
         queue_up([Job(recipe)], Place(tmp_path))
@@ -146,14 +146,14 @@ def test_commands_fill_a_queue_and_work_it_off(tmp_path, monkeypatch):
     command = text.split()
     filled = run(*command, "--on", "queue")
     assert filled.exit_code == 0, filled.output
-    assert "3 of 3 runs wait in runs" in filled.stdout and "steppe work runs" in filled.stdout
+    assert "3 of 3 runs are queued in runs" in filled.stdout and "steppe work runs" in filled.stdout
     worked = run("work", "runs", "--device", "cpu")
     assert worked.exit_code == 0 and "trained 3 runs here\nall are done: steppe report runs" in worked.stdout
     assert all(record["curvature"] is None for record in read_records("runs"))
     done = run(*command, "--on", "queue")
     assert done.exit_code == 0 and "wrote runs/report.html" in done.stdout, "nothing is left: the report"
     for wrong, message in {
-        "work nowhere": "folder nowhere does not exist", "work .": "no runs wait in .",
+        "work nowhere": "folder nowhere does not exist", "work .": "no queued runs in .",
         "work runs --stale 0": "--stale above 0",
         "sweep --range lr=0.1..1 --on queue": "--on queue is for a --grid",
     }.items():  # fmt: skip

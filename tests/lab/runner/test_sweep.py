@@ -35,7 +35,7 @@ def run(*args: str):
     return result
 
 
-def test_what_is_searched():
+def test_search_spaces_are_read_from_text():
     template = Recipe(method="gsam:alpha=0.3", hold_out=0.2)
     space = read_space(["lr=1e-3,1e-2", "gsam.rho=0.1..0.02,0.05"], ["batch=16..64", "method.alpha=0.01..1"], template)
     assert space == {
@@ -82,7 +82,7 @@ def test_a_grid_on_held_out_data():
     assert again["final"]["test_loss"] == records[0]["final"]["test_loss"]
 
 
-def test_what_cannot_be_told_apart_from_the_best_is_tied():
+def test_candidates_not_shown_to_be_worse_are_tied_with_the_best():
     best = [0.90, 0.91, 0.92, 0.90]
     near = [0.91, 0.90, 0.91, 0.90]
     far = [value - 0.2 for value in best]
@@ -95,7 +95,7 @@ def test_what_cannot_be_told_apart_from_the_best_is_tied():
     assert apart.verdict == "worse" and apart.mean.value == pytest.approx(-0.2 + 1.5 / 1000)
 
 
-def test_wrong_labels_that_we_made_do_not_judge():
+def test_label_noise_is_not_in_the_held_out_data():
     recipe = Recipe(label_noise=0.5, hold_out=0.2)
     noisy, clean = (cached_data("digits", 1.0, share, 0.2, None, "cpu") for share in (0.5, 0.0))
     assert torch.equal(noisy.test.targets, clean.test.targets)
@@ -103,7 +103,7 @@ def test_wrong_labels_that_we_made_do_not_judge():
     assert 0.45 < changed < 0.55 and torch.equal(data_for(recipe).train.targets, noisy.train.targets)
 
 
-def test_what_diverged_is_not_the_best():
+def test_a_diverged_candidate_is_not_the_best():
     assert "every run diverged, so there is no best setting" in run("sweep", "--grid", "lr=1e30,1e35", *QUICK).stdout
     said = run("sweep", "--grid", "lr=1e30,0.1", *QUICK).stdout
     assert "to train with the best setting on all training data: " in said and "1e+30 --" not in said
@@ -111,7 +111,7 @@ def test_what_diverged_is_not_the_best():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of optuna and what it brings
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_sampler_goes_on_where_it_stopped():
+def test_a_stopped_search_resumes():
     pytest.importorskip("optuna")
     search = ["sweep", "--range", "lr=1e-3..1", "--range", "sam.rho=0.01..0.5", "--sampler", "random", *QUICK]
     run(*search, "--trials", "2")
@@ -170,7 +170,7 @@ def test_a_ray_cluster_gives_the_same_records():
     assert len(here) == 2 and there == here
 
 
-def test_what_is_done_here_is_not_sent_to_a_cluster(monkeypatch):
+def test_finished_runs_are_not_sent_to_a_cluster(monkeypatch):
     ray = pytest.importorskip("ray")
     command = ["sweep", "--grid", "lr=0.01,0.1", *QUICK]
     run(*command)
@@ -186,7 +186,7 @@ def sampled(*args: str) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_another_question_is_another_study():
+def test_another_search_has_another_study():
     optuna = pytest.importorskip("optuna")
     questions = [
         ["--range", "lr=0.01..0.2"],
@@ -209,7 +209,7 @@ def test_another_question_is_another_study():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_study_of_another_question_is_not_gone_on_with():
+def test_a_study_of_another_search_is_refused():
     pytest.importorskip("optuna")
     sampled("--range", "lr=0.01..0.2", "--study", "mine")
     result = CliRunner().invoke(app, ["sweep", "--range", "lr=0.01..0.3", "--study", "mine", *QUICK])
@@ -221,7 +221,7 @@ def test_a_study_of_another_question_is_not_gone_on_with():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_trials_whose_records_are_gone(monkeypatch):
+def test_trials_whose_records_were_deleted(monkeypatch):
     """Those of this machine are trained again; those of another are said to be missing."""
     pytest.importorskip("optuna")
     search = ["--range", "lr=0.01..0.2"]
@@ -253,7 +253,7 @@ def test_the_database_is_in_the_folder_whatever_its_name():
     assert (folder / "sweep.db").is_file() or "choose another --out" in result.stderr  # with an SQLAlchemy before 2.1
 
 
-def test_candidates_are_recipes_not_labels():
+def test_candidates_with_the_same_label_are_told_apart_by_recipe():
     result = run("sweep", "--grid", "lr=0.30001,0.30002,0.300010", *QUICK)
     assert len(read_records("runs")) == 2
     lines = [line for line in result.stdout.splitlines() if "lr=0.3 " in line and "│" in line]

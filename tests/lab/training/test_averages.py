@@ -31,7 +31,7 @@ def trained(recipe: Recipe, folder: Any = None, until: int = 0) -> Any:
     return run
 
 
-def test_training_is_the_same_and_the_average_is_what_it_says():
+def test_averaging_does_not_change_training_and_the_average_is_exact():
     run, plain = trained(SHORT), trained(replace(SHORT, average=""))
     by_hand, steps = Run(replace(SHORT, average="")), []
     for _ in by_hand.train():
@@ -64,7 +64,7 @@ def test_a_stopped_run_goes_on_with_its_average(tmp_path):
     assert not torch.equal(whole.net.state_dict()[name], whole.average.model.state_dict()[name])
 
 
-def test_both_are_rows_and_the_averaged_base_is_a_rival():
+def test_last_and_averaged_weights_are_rows_and_the_averaged_base_is_a_rival():
     records = []
     for method, role in (("plain", "base"), ("sam", "method")):
         for seed in (0, 1, 2):
@@ -92,7 +92,7 @@ def test_a_record_without_an_average_is_itself():
     assert raw["recipe"]["average"] == ""
 
 
-def test_the_command_says_both(tmp_path):
+def test_the_command_prints_results_of_last_and_averaged_weights(tmp_path):
     task = "train --data digits --share 0.1 --batch 32 --epochs 1 --average ema:0.5 --no-curvature --out"
     said = CliRunner().invoke(app, [*task.split(), str(tmp_path)])
     assert said.exit_code == 0, said.output

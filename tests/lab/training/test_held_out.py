@@ -29,7 +29,7 @@ def images(*parts):
     return {tuple(row) for part in parts for row in part.flatten(1).tolist()}
 
 
-def test_the_two_parts_are_apart_and_together_all():
+def test_held_out_and_trained_examples_partition_the_data():
     own = batches()
     assert own.held_out is not None and (own.examples, len(own.held_out), own.steps) == (309, 50, 9)
     trained, second = set(), set()
@@ -42,7 +42,7 @@ def test_the_two_parts_are_apart_and_together_all():
     assert not trained & second and trained | second == everything and len(second) == 50
 
 
-def test_the_seed_decides_and_rivals_train_on_all():
+def test_held_out_examples_depend_on_the_seed_and_rivals_train_on_all():
     assert torch.equal(batches().held_out, batches().held_out)
     assert not torch.equal(batches().held_out, batches(replace(SHORT, seed=2)).held_out)
     sam, own = Run(replace(SHORT, method="sam")), Run(SHORT)
@@ -51,7 +51,7 @@ def test_the_seed_decides_and_rivals_train_on_all():
     assert [*counts, own.record.get("held_out_examples")] == [359, 309, 50]
 
 
-def test_few_are_one_batch_and_ranks_share_it():
+def test_few_held_out_examples_are_one_batch_that_ranks_share():
     few = replace(SHORT, auxiliary="held-out:7")
     seen = [images(second[0]) for *_, second in batches(few).of_epoch(1)]
     assert all(one == seen[0] and len(one) == 7 for one in seen)
@@ -62,18 +62,18 @@ def test_few_are_one_batch_and_ranks_share_it():
 
 
 @pytest.mark.parametrize(("text", "count"), [("held-out", 32), ("held-out:0.1", 36), ("held-out:1", 1), ("fresh", 0)])
-def test_how_many(text, count):
+def test_number_of_held_out_examples(text, count):
     assert replace(SHORT, auxiliary=text).held_out(359) == count
     assert Recipe(auxiliary="held-out").held_out(50_000) == 500
 
 
 @pytest.mark.parametrize("text", ["held-out:", "held-out:0", "held-out:-3", "held-out:2.5", "held-out:nan", "fixed:3"])
-def test_wrong_numbers(text):
+def test_invalid_numbers_of_held_out_examples(text):
     with pytest.raises(UserError, match="only held-out takes a number"):
         replace(SHORT, auxiliary=text)
 
 
-def test_more_than_there_are():
+def test_more_held_out_examples_than_there_are():
     with pytest.raises(UserError, match="359 training examples are too few"):
         batches(replace(SHORT, auxiliary="held-out:359"))
 

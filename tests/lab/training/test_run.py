@@ -46,7 +46,7 @@ def assert_same(one, other):
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_it_is_the_loop_one_would_write():
+def test_a_run_equals_a_training_loop_written_by_hand():
     recipe = replace(SHORT, method="sam:rho=0.1", clip=0.5, weight_decay=1e-3)
     run = trained(recipe)
     data = data_for(recipe)
@@ -79,7 +79,7 @@ def test_it_is_the_loop_one_would_write():
     assert run.record["epochs"][1]["gradients"] == 20 and run.record["epochs"][1]["lr"] == base.param_groups[0]["lr"]
 
 
-def test_plain_is_torch_itself():
+def test_the_plain_method_equals_torch_alone():
     recipe = replace(SHORT, method="plain", base="adam", lr=1e-3, momentum=0.0, schedule="constant", epochs=1)
     run = trained(recipe)
     torch.manual_seed(seed_for(1, "weights"))
@@ -117,7 +117,7 @@ def test_every_method_trains_at_its_cost(cls):
         assert record["final"]["gradients"] == 5 * method.cost
 
 
-def test_a_share_of_training_is_a_number_of_steps():
+def test_a_start_given_as_a_share_of_training_becomes_a_step():
     """Of 2 epochs of 5 steps, the last 0.3: three steps of two looks each."""
     run = trained(replace(SHORT, method="late:method=(sam:rho=0.1),start=0.7", epochs=2))
     assert run.optimizer.method == steppe.Late(steppe.SAM(rho=0.1), start=7)
@@ -125,7 +125,7 @@ def test_a_share_of_training_is_a_number_of_steps():
     assert run.record["final"]["gradients"] == 10 + 3
 
 
-def test_runs_in_turns_are_the_runs_alone():
+def test_runs_in_round_robin_equal_separate_runs():
     """With dropout, whose masks come from the random state that they share."""
     recipes = [replace(SHORT, method=method, model="tests_lab_dropout:net") for method in ("plain", "gsam", "gam")]
     alone = [trained(recipe) for recipe in recipes]
@@ -138,7 +138,7 @@ def test_runs_in_turns_are_the_runs_alone():
 
 
 @pytest.mark.parametrize("method", ["plain", "sam", "gam:period=2"])
-def test_a_run_is_freed_when_it_is_let_go(method):
+def test_a_run_is_freed_without_garbage_collection(method):
     """Without Python's search for circles, which comes too late for a GPU's memory."""
     gc.collect()
     gc.disable()
@@ -175,7 +175,7 @@ METHODS_WITH_MEMORY = ["plain", "gam:period=2", "ssam:every=3,samples=4", "looks
 
 @pytest.mark.parametrize("method", METHODS_WITH_MEMORY)
 @pytest.mark.parametrize("stop", [4, 7, 10])
-def test_stopped_and_started_again_it_ends_with_the_same_bits(method, stop, tmp_path):
+def test_a_resumed_run_ends_with_the_same_bits(method, stop, tmp_path):
     recipe = replace(SHORT, method=method, precision="fp16" if method == "plain" else "float32")
     if method == "sasam":
         recipe = replace(recipe, schedule="constant", momentum=0.0, lr=0.01)
@@ -263,7 +263,7 @@ def test_precisions(precision):
     assert (run.scaler is not None) == precision.startswith("fp16")
 
 
-def test_divergence_is_found_and_named():
+def test_divergence_is_detected_and_explained():
     recipe = replace(SHORT, method="sam:rho=0.1", lr=1e30, momentum=0.0, schedule="constant", model="mlp-6")
     run = trained(recipe)
     fine, model = 0, Run(recipe)
@@ -277,7 +277,7 @@ def test_divergence_is_found_and_named():
     assert 0 < fine < 5
 
 
-def test_nothing_in_a_step_waits_for_the_device(monkeypatch):
+def test_no_step_synchronises_with_the_device(monkeypatch):
     """Under fake tensors a value that is read raises."""
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)  # which fake parameters do not survive
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -288,7 +288,7 @@ def test_nothing_in_a_step_waits_for_the_device(monkeypatch):
             assert run.optimizer.steps == 1
 
 
-def test_a_logger_is_told_each_epoch_and_closed():
+def test_a_logger_gets_each_epoch_and_is_closed():
     said = []
 
     class Logger:
@@ -304,7 +304,7 @@ def test_a_logger_is_told_each_epoch_and_closed():
     assert said[5:] == [*((name, last[name], 2) for name in names), "closed"]
 
 
-def test_compiled_it_trains_the_same(monkeypatch):
+def test_a_compiled_run_trains_the_same(monkeypatch):
     """Compiled it is: `nn.Module.compile` compiles nothing of an `nn.Sequential` of torch's own layers."""
     counter = CompileCounter()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
@@ -315,7 +315,7 @@ def test_compiled_it_trains_the_same(monkeypatch):
     assert compiled.net.state_dict().keys() == eager.net.state_dict().keys()
 
 
-def test_compiled_it_can_be_measured(monkeypatch):
+def test_curvature_of_a_compiled_run_can_be_measured(monkeypatch):
     """Curvature differentiates twice, which a compiled model cannot."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     few = Measuring(samples=20, probes=2, dimension=4, products=168, points=0)

@@ -98,7 +98,7 @@ def test_language_is_compared_by_perplexity(mine, tmp_path):
     assert float(TASKS["language"].loss(outputs, targets)) == pytest.approx(float(wanted), rel=1e-6)
 
 
-def test_a_loss_and_a_metric_of_ones_own(mine, tmp_path):
+def test_own_loss_and_own_metric(mine, tmp_path):
     record = trained(tmp_path, loss="mine_tasks:absolute", metric="mine_tasks:worst:lower")
     assert metric_of([record]) == "test_worst" and record["final"]["test_worst"] > record["final"]["test_loss"]
     larger = task_of(recipe(metric="mine_tasks:worst"))
@@ -119,7 +119,7 @@ def test_a_loss_and_a_metric_of_ones_own(mine, tmp_path):
         ({"model": "mine_tasks:word"}, "does not fit data"),
     ],
 )
-def test_mistakes_are_told_before_training(mine, settings, message):
+def test_mistakes_are_reported_before_training(mine, settings, message):
     def begin() -> None:
         one = recipe(**settings)
         try_out(one, data_for(one))
@@ -128,6 +128,6 @@ def test_mistakes_are_told_before_training(mine, settings, message):
         begin()
 
 
-def test_a_loss_that_does_not_depend_on_the_model_is_told(mine, tmp_path):
+def test_a_loss_that_does_not_depend_on_the_model_is_reported(mine, tmp_path):
     with pytest.raises(UserError, match="does not depend on the model"):
         trained(tmp_path, loss="mine_tasks:constant")

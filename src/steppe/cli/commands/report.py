@@ -15,17 +15,24 @@ from ..runs import report_runs
 
 
 def command(
-    runs: Annotated[list[Path], typer.Argument(help="Records, or folders of them.")],
-    out: Annotated[Path | None, typer.Option(help="The page to write; by default beside the records.")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Records (JSON files), or folders of records.")],
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file to write. Default: report.html beside the records.")
+    ] = None,
     metric: Annotated[
-        str, typer.Option(help="test_accuracy, test_loss, top, trace, ...; by default what the runs are compared by.")
+        str,
+        typer.Option(
+            help="Metric to compare by: test_accuracy, test_loss, seconds, top (largest eigenvalue), trace, ... "
+            "Default: the metric of the runs."
+        ),
     ] = "",
     against: Annotated[
-        Path | None, typer.Option(help="Other runs: one page with both, and the differences of methods in both.")
+        Path | None,
+        typer.Option(help="Folder of other runs: one page shows both, and the differences of the methods in both."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make table and page of finished runs again, or compare two reports."""
+    """Print the table and write the HTML page of finished runs, or compare two sets of runs."""
     from ...lab.records import metric_of
     from ...lab.report import headline, table
     from ..progress import other_measures
@@ -37,13 +44,13 @@ def command(
     first = runs[0] if runs[0].is_dir() else runs[0].parent
     page = out or first / ("report.html" if against is None else "difference.html")
     if page.is_dir():
-        raise UserError(f"--out {page} is a folder: name the page")
+        raise UserError(f"--out {page} is a folder: name an HTML file")
     _check_metric(records, metric)
     if against is not None:
         _compare(records, _read([against]), _names(runs, against), page, metric)
     else:
-        said = headline(records, metric), table(records, metric)
-        report_runs(records, page, *said, other_measures(records), metric=metric, as_json=as_json)
+        shown = headline(records, metric), table(records, metric)
+        report_runs(records, page, *shown, other_measures(records), metric=metric, as_json=as_json)
 
 
 def _read(runs: list[Path]) -> list[Any]:
@@ -56,7 +63,7 @@ def _read(runs: list[Path]) -> list[Any]:
 
 
 def _names(runs: list[Path], against: Path) -> tuple[str, str]:
-    """What the two reports are called: the names of their folders, or all of the paths if those are the same."""
+    """The names of the two reports: those of their folders, or the whole paths if those are the same."""
     ways = (lambda path: path.resolve().name, str)
     for way in ways:
         names = "+".join(way(path) for path in runs), way(against)
@@ -83,7 +90,7 @@ def _compare(records: list[Any], others: list[Any], names: tuple[str, str], page
 
 
 def _check_metric(records: list[Any], metric: str) -> None:
-    """Raise for a name that no record has; while no run has ended, for a name that no record ever has."""
+    """Raise for a metric that no record has; if no run has ended, for a metric that no record can have."""
     from ...lab.records import metrics_of
     from ...lab.report.formatting import NAMES
 

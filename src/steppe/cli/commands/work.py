@@ -36,7 +36,7 @@ def command(
     if threads < 1 or stale <= 0:
         raise UserError("--threads must be at least 1, and --stale above 0")
     if not counts(folder):
-        raise UserError(f"no runs wait in {folder}: fill it with steppe compare ... --on queue --out {folder}")
+        raise UserError(f"no queued runs in {folder}: add some with steppe compare ... --on queue --out {folder}")
     device = best_device() if device == "auto" else device
     require_device(device)
     with resumable():

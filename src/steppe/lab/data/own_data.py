@@ -30,11 +30,11 @@ from .dataset import DataSet, Examples, Readable, Split
 WANTED = "a DataSet or ((inputs, targets), (inputs, targets))"
 _TARGETS = ("label", "labels", "target", "targets", "y")
 _TESTS = ("test", "validation", "valid", "val")
-_BLOCK = 128  # tokens of an example that is cut from one long text
+_BLOCK = 128  # tokens per row that is cut from one long text
 
 
 def as_data_set(made: Any, what: str, name: str = "data", task: str = "classification") -> DataSet:
-    """What a user has given or returned, as a data set; `what` names it in errors."""
+    """The user's data in any of the accepted forms as a data set; `what` names it in error messages."""
     if isinstance(made, DataSet):
         if not isinstance(made.train, Readable) or not isinstance(made.test, Readable):
             raise UserError(f"{what}: train and test must be Splits, or have len, targets, take and to")

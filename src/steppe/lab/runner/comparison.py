@@ -68,12 +68,12 @@ def lengths(costs: Sequence[float]) -> list[float]:
     return sorted({*costs, *doubled})
 
 
-AVERAGE = "ema:10%"  # of the base's weights: the rival that needs no training of its own
-WEIGHT_DECAY = 5e-4  # the usual one with SGD
+AVERAGE = "ema:10%"  # average of the base's weights, a rival that needs no training of its own
+WEIGHT_DECAY = 5e-4  # the usual value with SGD
 
 
 def usual_rivals(recipe: Recipe) -> list[dict[str, Any]]:
-    """Forms of the base that cost no more and are often better: averaged weights, Nesterov's momentum, weight decay."""
+    """Variants of the base that cost no more and are often better: averaged weights, Nesterov, weight decay."""
     found: list[dict[str, Any]] = [] if recipe.average else [{"average": AVERAGE}]
     if recipe.base == "sgd":
         found += [{"nesterov": True}] if recipe.momentum and not recipe.nesterov else []
@@ -82,14 +82,14 @@ def usual_rivals(recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def _fields(rival: Mapping[str, Any]) -> str:
-    """The fields of a rival as its label says them.
+    """The fields of a rival as part of its label.
 
     >>> _fields({"nesterov": True, "weight_decay": 5e-4})
     'Nesterov, weight decay 0.0005'
     """
     names = {"nesterov": "Nesterov", "weight_decay": "weight decay"}
-    said = {name: names.get(name, name) for name in rival}
-    return ", ".join(said[name] if value is True else f"{said[name]} {value}" for name, value in rival.items())
+    shown = {name: names.get(name, name) for name in rival}
+    return ", ".join(shown[name] if value is True else f"{shown[name]} {value}" for name, value in rival.items())
 
 
 def with_method(recipe: Recipe, method: str) -> Recipe:
