@@ -135,6 +135,16 @@ def test_a_base_whose_step_a_scheduler_has_replaced_is_not_refused():
     scheduler.step()
 
 
+def test_quantised_weights_are_refused():
+    """A tensor that is made of other tensors, as those of torchao and of GPTQ are."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    values = torch.ones(2, 3)
+    weight = nn.Parameter(TwoTensor(values, values))
+    with pytest.raises(TypeError, match="quantised parameters are not supported"):
+        steppe.SharpnessAware(torch.optim.SGD([weight], lr=0.1), steppe.SAM())
+
+
 def test_a_pipeline_stage_is_refused_with_a_hint():
     from torch.distributed.pipelining.stage import PipelineStage
 
