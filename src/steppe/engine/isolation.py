@@ -121,8 +121,8 @@ class Isolation:
         self._first_look_saved = False  # whether the state after the first look is saved
         # Parameters of the model that belong to another optimizer: extra looks must not add to their gradients.
         ours = {id(p) for p in params}
-        everyones = (p for m in self._modules for p in m._parameters.values() if p is not None)
-        self._others = list({id(p): p for p in everyones if id(p) not in ours}.values())
+        all_params = (p for m in self._modules for p in m._parameters.values() if p is not None)
+        self._others = list({id(p): p for p in all_params if id(p) not in ours}.values())
         self._others_grads: list[Tensor | None] = []
         self._versions = [p._version for p in self._others]
         self._changed: list[tuple[Tensor, Tensor]] = []  # those that the first look changed unexpectedly: (p, value)
@@ -206,7 +206,7 @@ class Isolation:
             _draw_from(self.look_states.pop(1))
 
     def _use_state_of_first_look(self) -> None:
-        """While recording: let the device draw from the random state that training goes on with."""
+        """While recording: let the device draw from the random state with which training continues."""
         if self.look_states:
             _draw_from(self.look_states[0])
 

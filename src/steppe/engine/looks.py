@@ -114,7 +114,7 @@ class LookRunner:
             replicas.sync_buffers_next(model)
         try:
             asks = self._looks()
-            # A list that is emptied before the look, so that no reference keeps the offset, a model's size, alive.
+            # A list that is emptied before the look: a reference would keep the offset, as large as the model, alive.
             ask: Any = [next(asks)]
             while True:
                 single = isinstance(ask[0], (Look, HVP))
@@ -142,7 +142,10 @@ class LookRunner:
         elif not first_done:
             self._clear_gradients()
         elif ask[0] != HERE:
-            raise RuntimeError(f"first_done=True, but {self.method.name} does not look at the weights first")
+            raise RuntimeError(
+                f"first_done=True, but {self.method.name} does not look at the weights first: use step(closure) or "
+                "passes(), which run its first look where it is wanted"
+            )
         return (yield from self._pass(self._move_to(ask.pop())))
 
     def _pass(self, report: Pass) -> Generator[Pass, None, Any]:
