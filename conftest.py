@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 
+RANKS = Path(__file__).parent / "tests" / "distributed"
 TRAINERS = ("accelerate", "keras", "lightning", "timm", "transformers")
 
 # Integrations whose trainer is not installed: their examples cannot run.
@@ -16,10 +18,15 @@ collect_ignore = [
 collect_ignore += ["tests/integrations/titan_worlds.py"]  # a script: importing it changes torchtitan
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """All tests on several ranks are marked slow: if those are left out, they are not imported either."""
+    return True if collection_path == RANKS and config.getoption("markexpr") == "not slow" else None
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """A worker more than there are cores: some tests wait for processes that they have started."""
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+    """As many workers as cores. Every worker imports everything, which takes as long as a hundred tests."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @pytest.fixture(autouse=True)

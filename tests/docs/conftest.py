@@ -16,6 +16,17 @@ from helpers.pages import ROOT
 PATIENCE = 900.0  # seconds: far more than a build takes on a busy machine
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests that are slow are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Building the site takes as long as a fifth of all other tests: what it shows is for CI (slow).
+
+    What is said in it is tested without: the code of every page, the shown commands, the pages of the methods.
+    """
+    for item in items:
+        if "site" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the built site. A warning of the build is an error."""
