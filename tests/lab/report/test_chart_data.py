@@ -14,6 +14,7 @@ from helpers.report_records import diverged, flat, record
 from steppe.lab.report import chart_sections
 from steppe.lab.report.chart_data import POINTS, SEED_POINTS, charts, curve, gamma, polynomial, seed_curves, thinned
 from steppe.lab.report.forest_plot import Scale, forest, scale_of
+from steppe.lab.report.summary import subject
 from steppe.lab.report.values import runs_of
 from steppe.lab.statistics import Difference, Mean, group_records, mean_of, summarise
 from steppe.methods.gam import transformation
@@ -121,3 +122,16 @@ def test_runs_are_listed_with_their_finite_numbers():
     assert "test_loss" not in second and second["top"] == 2.0
     assert third == {"seed": 2, "status": "diverged"}
     assert charts([row], "test_accuracy")["groups"][0]["runs"] == [first, second, third]
+
+
+def test_over_epochs_no_base_trained_longer_is_drawn_not_even_averaged():
+    """The average of a longer training is a rival: it used to stretch the axis, against the words below the chart."""
+    runs = [record("SGD", 0.8, 0, role="base"), record("SGD, 2x longer", 0.85, 0, role="equal-cost")]
+    runs += [record(f"SGD, {name}", 0.86, 0, role="rival") for name in ("nesterov", "2x longer, EMA")]
+    for one, epochs in zip(runs, (4, 8, 4, 8), strict=True):
+        one["recipe"] |= {"epochs": epochs, "nesterov": "nesterov" in one["label"]}
+    runs[3]["recipe"]["average"] = "ema:0.99"
+    rows = summarise(runs)
+    groups = charts(rows, "test_accuracy")["groups"]
+    assert {g["label"] for g in groups if g["longer"]} == {"SGD, 2x longer", "SGD, 2x longer, EMA"}
+    assert subject([rows]) == "Training on digits, digits-mlp · 4 epochs · 1 seed"

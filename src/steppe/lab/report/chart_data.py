@@ -24,13 +24,22 @@ QUANTITIES = {
 
 def charts(rows: Sequence[Row], metric: str) -> dict[str, Any]:
     """The data of all charts of one problem."""
-    groups = [_group(row, metric) | {"settings": listed(settings(row, rows))} for row in rows]
+    groups = [
+        {**_group(row, metric), "settings": listed(settings(row, rows)), "longer": is_longer(row, rows)} for row in rows
+    ]
     return {
         "problem": rows[0].problem if rows else "",
         "metric": metric,
         "groups": groups,
         "quantities": _quantities(groups),
     }
+
+
+def is_longer(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether this is the base trained longer, or an average of its weights: over epochs it is not comparable."""
+    base = [one.group.recipe.get("epochs") or 0 for one in rows if one.role == "base"]
+    more = bool(base) and (row.group.recipe.get("epochs") or 0) > max(base)
+    return row.role == "equal-cost" or (row.role == "rival" and more)
 
 
 def _group(row: Row, metric: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from . import formatting
 from .chart_data import gamma, quantities_of
 from .figures import outliers
 from .html import Markup, join, tag
-from .results_table import capitalised, cell, row_name, scrolling, sorting_head
+from .results_table import capitalised, cell, row_name, scrolling, sortable_table, sorting_head
 
 
 def cost_chart(index: int, rows: Sequence[Row], metric: str) -> Markup | None:
@@ -84,14 +84,7 @@ def curvature(index: int, rows: Sequence[Row]) -> Markup | None:
             "but compare only rows with a similar training loss: a net that fits the training data confidently has a "
             "small Hessian, however well or badly it does on test data."
         )
-        table = tag(
-            "table",
-            tag("caption", tag("span", caption)),
-            tag("thead", tag("tr", *head)),
-            tag("tbody", *body),
-            class_="sortable",
-        )
-        parts.append(scrolling(table, f"flat-{index}"))
+        parts.append(scrolling(sortable_table(caption, head, body), f"flat-{index}"))
     if any(_has(row, "density") for row in measured):
         note = "Density of the Hessian’s eigenvalues for one seed per method, all rows on the same logarithmic axis."
         parts.append(_figure(index, "spectrum", "Spectrum", note))

@@ -12,7 +12,7 @@ from ...support.drawing import new_figure
 from ...support.files import whole_file
 from ..statistics import Mean, Row, summarise
 from . import formatting
-from .chart_data import PROGRESS, curve, quantity_name
+from .chart_data import PROGRESS, curve, is_longer, quantity_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,7 +85,7 @@ def curves_figure(records: Iterable[Any], quantity: str = "test_error", axis: st
     """
     rows = _one_problem(records, "test_accuracy")
     if axis == "epoch":
-        rows = [row for row in rows if row.role != "equal-cost"]  # over epochs, longer runs are not comparable
+        rows = [row for row in rows if not is_longer(row, rows)]  # over epochs, longer runs are not comparable
     figure, axes = _blank(AXES[axis], quantity_name(quantity) + (", %" if quantity == "test_error" else ""))
     column = PROGRESS.index(axis)
     drawn = [(row, look, curve(row.group, quantity)) for row, look in zip(rows, _looks(rows), strict=True)]

@@ -24,22 +24,22 @@ def results(index: int, rows: Sequence[Row], metric: str) -> Markup:
         "for up to the method's cost, stopped early, or in another variant, the one that is hardest to beat. Click a "
         "column header to sort."
     )
-    made = tag(
-        "table",
-        tag("caption", tag("span", caption)),
-        tag("thead", tag("tr", *head)),
-        tag("tbody", *body),
-        class_="results sortable",
-    )
+    table = sortable_table(caption, head, body, class_="results sortable")
     reasons = [tag("li", tag("b", row.label), f": {_counted(row.reasons)}") for row in rows if row.reasons]
     diverged = join(tag("p", "Diverged runs:"), tag("ul", *reasons)) if reasons else None
     return tag(
         "section",
         tag("div", tag("h3", "Results", id=f"results-{index}"), class_="bar", data_downloads=True),
-        scrolling(made, f"results-{index}"),
+        scrolling(table, f"results-{index}"),
         tag("div", diverged, class_="losses") if diverged else None,
         aria_labelledby=f"results-{index}",
     )
+
+
+def sortable_table(caption: str, heads: Sequence[Markup], body: Sequence[Markup], class_: str = "sortable") -> Markup:
+    """A table with a caption, whose column headers (`sorting_head`) sort it."""
+    head = tag("thead", tag("tr", *heads))
+    return tag("table", tag("caption", tag("span", caption)), head, tag("tbody", *body), class_=class_)
 
 
 def sorting_head(name: str, kind: str, unit: str = "") -> Markup:

@@ -21,11 +21,14 @@ def title(problems: Sequence[Sequence[Row]], metric: str) -> str:
 
 
 def subject(problems: Sequence[Sequence[Row]]) -> str:
-    """What was compared: the methods and the data sets, or their numbers if there are many."""
+    """What was compared: the methods, and of several problems the data sets, or their numbers if there are many."""
     records = [record for rows in problems for row in rows for record in row.group.records]
     methods = {str(r["method"]["name"]): 1 for r in records if r.get("role") == "method" and r.get("method")}
-    data = {str(r["recipe"].get("data", "")): 1 for r in records}
-    return f"{_listed(list(methods), 'methods') or 'Training'} on {_listed(list(data), 'data sets') or 'nothing'}"
+    names = _listed(list(methods), "methods") or "Training"
+    if len(problems) == 1:
+        return f"{names} on {setting(problems[0])}"
+    data = {str(r["recipe"].get("data", "")).removeprefix("python:"): 1 for r in records}
+    return f"{names} on {_listed(list(data), 'data sets') or 'nothing'}"
 
 
 def _listed(names: list[str], many: str) -> str:
@@ -45,9 +48,8 @@ def header(given: str, problems: Sequence[Sequence[Row]], metric: str) -> Markup
             *(tag("p", one, class_="conclusion") for one in sentences),
         )
     else:
-        about = subject(problems) + (f" · {setting(problems[0])}" if len(problems) == 1 else "")
         heading = [tag("span", one, " ") for one in sentences]
-        top = join(tag("p", about, class_="subject"), tag("h1", *heading, class_="conclusion"))
+        top = join(tag("p", subject(problems), class_="subject"), tag("h1", *heading, class_="conclusion"))
     return tag("header", top, answers(problems[0], metric) if len(problems) == 1 else overview(problems, metric))
 
 
@@ -80,7 +82,7 @@ def _overview_cell(row: Row, metric: str) -> Markup:
 
 def setting(rows: Sequence[Row]) -> str:
     """Data, model, number of epochs and number of seeds, in one line."""
-    epochs = {row.group.recipe.get("epochs") for row in rows if row.role != "equal-cost"}
+    epochs = {row.group.recipe.get("epochs") for row in rows if row.role in ("base", "method")}
     seeds = {str(seed_of(record)) for row in rows for record in row.group.records}
     length = f"{epochs.pop()} epochs" if len(epochs) == 1 else None
     return " · ".join(filter(None, (rows[0].problem, length, formatting.plural(len(seeds), "seed"))))

@@ -18,6 +18,7 @@ from .results_table import (
     p_value_line,
     row_name,
     scrolling,
+    sortable_table,
     sorting_head,
 )
 from .settings import display_name, display_value
@@ -145,8 +146,7 @@ def differences(found: Sequence[Pair], names: Names, metric: str, alone: tuple[l
         f"{capitalised(formatting.name_of(metric))}: mean ± standard error over seeds. The difference is paired over "
         "the seeds that both have; the 95 % intervals of a problem are simultaneous."
     )
-    head = tag("thead", tag("tr", *(sorting_head(*one) for one in heads)))
-    table = tag("table", tag("caption", tag("span", caption)), head, tag("tbody", *body), class_="results sortable")
+    table = sortable_table(caption, [sorting_head(*one) for one in heads], body, class_="results sortable")
     only = [f"Only in {name}: {', '.join(labels)}." for name, labels in zip(names, alone, strict=True) if labels]
     return tag(
         "section",

@@ -89,7 +89,7 @@ const FIGURES = {
       const style = problem.styles.get(group.label), faint = problem.faint(group);
       if (faint && data.groups.length <= FEW) continue;
       // Over epochs the base trained longer is not comparable, and would compress the other curves.
-      if (state.axis === "epoch" && group.role === "equal-cost") continue;
+      if (state.axis === "epoch" && group.longer) continue;
       const progress = (p) => `epoch ${p[0]}, ${shown(p[1], 4)} gradients, ${shown(p[2])} s`;
       const points = (group.curves[name] || []).map((p) => ({
         x: p[column], y: p[3], low: p[4], high: p[5],
