@@ -164,8 +164,10 @@ def charts(record: Record, name: str) -> Iterator[Chart]:
             moved[r["method"]] = {"reads and writes": r["bytes"]}
     yield Chart(f"{name}-gradients", f"Time of a captured step, {where}", "over its gradients", over, "as many bases")
     yield Chart(f"{name}-bytes", "Beside the gradients and the base", "reads and writes of all weights", moved)
-    for kind, said in (("parameters", count), ("batch", str)):
-        bars = {said(r["size"]): {"SAM / base": r["over_base"]["median"]} for r in record["growth"] if r["by"] == kind}
+    for kind, size_text in (("parameters", count), ("batch", str)):
+        bars = {
+            size_text(r["size"]): {"SAM / base": r["over_base"]["median"]} for r in record["growth"] if r["by"] == kind
+        }
         yield Chart(f"{name}-{kind}", f"SAM over its base by {kind}, {where}", "SAM / base", bars, "the base")
 
 

@@ -279,7 +279,7 @@ def milliseconds(record: Record) -> dict[str, dict[str, float]]:
         if "contender" in r:
             of_model[r["contender"]] = r["milliseconds"]["median"]
         else:
-            of_model |= {f"(two passes' {said})": r[key] for key, said in CEILINGS.items()}
+            of_model |= {f"(two passes' {text})": r[key] for key, text in CEILINGS.items()}
     return times
 
 

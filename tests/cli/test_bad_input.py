@@ -1,4 +1,4 @@
-"""Own code that fails or is edited during training, a full disk: one line, nothing lost, the same command goes on."""
+"""Own code that fails or is edited during training, a full disk: one line, nothing lost, the same command resumes."""
 
 from __future__ import annotations
 

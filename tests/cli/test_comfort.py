@@ -107,7 +107,7 @@ def test_bars_show_the_remaining_time(monkeypatch):
 
 
 def test_the_second_table_names_its_problems(tmp_path):
-    """Clean and wrong labels, as `steppe compare` alone has them, are told apart there too."""
+    """The problems with clean and with wrong labels of `steppe compare` have headings in the second table too."""
     recipes = [Recipe(share=0.2, epochs=1, base="sgd", label_noise=noise) for noise in (0.0, 0.6)]
     records = perform([Job(recipe) for recipe in recipes], Place(tmp_path))
     console = Console(file=io.StringIO(), width=120)

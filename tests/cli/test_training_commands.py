@@ -1,4 +1,4 @@
-"""What is typed wrong gets one helpful line; what is typed right does what it says."""
+"""The training commands: a mistake is reported in one helpful line, a correct command does what its help says."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_own_code_that_has_changed_is_trained_again():
 
 
 def test_a_checkpoint_of_other_code(monkeypatch):
-    """It is not gone on from; one that says nothing of its code and does not fit is one line."""
+    """It is not resumed; one without a hash of its code that does not fit is reported in one line."""
     from steppe.lab.training import run as train
 
     def stop(*_):

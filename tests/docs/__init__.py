@@ -1,1 +1,1 @@
-"""The documentation: its code runs, it builds, it is whole, it works in a browser."""
+"""The documentation: its code runs, it builds, it is complete, it works in a browser."""

@@ -1,4 +1,4 @@
-"""The page of benchmarks is that of the records; the equal-cost table says what they say."""
+"""The page of benchmarks shows the records; the equal-cost table agrees with the kept results."""
 
 from __future__ import annotations
 

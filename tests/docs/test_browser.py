@@ -18,7 +18,7 @@ PATIENCE = 300_000  # milliseconds: a condition is waited for, however busy the 
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves, and says nothing about it."""
+    """Serves files without printing a log."""
 
     def log_message(self, format, *args):
         """Nothing."""

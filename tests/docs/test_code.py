@@ -71,7 +71,7 @@ def test_the_page_runs(page, alone):
 
 
 def test_only_marked_blocks_are_left_out():
-    """A block that is not run says on the page what it needs."""
+    """A block that is not run states on the page what it needs."""
     left_out = [(page.name, needs) for page in pages_with_code() for _, needs, _ in blocks(page) if needs]
     for page, needs in left_out:
         assert any(word in needs for word in ("GPU", "CUDA", "network", "compiler", "processes")), (page, needs)

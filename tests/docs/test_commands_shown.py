@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def shown(text: str) -> list[str]:
-    """The commands in blocks and in the text; a line that ends with a backslash goes on."""
+    """The commands in blocks and in the text; a line that ends with a backslash is continued."""
     text = text.replace("\\\n", " ")
     blocks = re.findall(r"^```(?:bash|sh|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line.strip() for block in blocks for line in block.splitlines()]

@@ -1,4 +1,4 @@
-"""The page of the map says what the kept results say."""
+"""The page of the map agrees with the kept results."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_a_page_says_settings_cost_and_limits(cls):
 
 @pytest.mark.parametrize("cls", own_methods(), ids=lambda cls: cls.__name__)
 def test_every_setting_has_a_meaning_and_its_true_range(cls):
-    """What the method's file says of a field is in the table, and a range that is named is the one that is held."""
+    """The table has each field's description from the method's file, and a stated range is the one that is checked."""
     text, method = methods.page(cls), with_defaults(cls)
     assert "Args:" not in text
     for setting in settings_of(cls):

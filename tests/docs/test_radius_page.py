@@ -1,4 +1,4 @@
-"""What the page about a radius that sets itself says is what the records of the study say."""
+"""The page about the self-tuned radius agrees with the records of the study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site builds without a warning, is whole, and needs nothing from elsewhere."""
+"""The site builds without a warning, is complete, and loads nothing from other hosts."""
 
 from __future__ import annotations
 

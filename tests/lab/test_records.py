@@ -1,4 +1,4 @@
-"""Records on disk: whole or absent, readable by anything, and never fatal."""
+"""Records on disk: written completely or not at all, in plain JSON; a bad file is never fatal."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ REAL, V2, R, C = (other.metric for other in OTHER_SETS)
 
 
 def a_run(world: World, table: torch.Tensor | None = None, **recipe) -> Run:
-    """A run on that ImageNet whose net says of piece p: row p of the table, by default class p."""
+    """A run on that ImageNet whose net has row p of the table as its outputs for piece p, by default class p."""
     made = Run(Recipe(data=f"folder:{world.imagenet}", model="cnn-3", batch=4, epochs=1, **recipe))
     table = torch.eye(PIECES, len(world.names)) if table is None else table
     made.net = Known(table, made.data.mean, made.data.std)
@@ -318,7 +318,7 @@ def test_a_model_that_is_spread_over_processes_is_not_tested(tmp_path):
 
 
 def test_a_run_resumes_after_a_damaged_set_was_repaired(tmp_path):
-    """Training is not lost: once the file is mended, the same command tests the net and ends."""
+    """The training is kept: once the file is repaired, the same command tests the net and ends."""
     world = World(tmp_path / "data", 4)
     path = world.real({})
     whole, out = path.read_text("utf-8"), tmp_path / "out"

@@ -196,7 +196,7 @@ def test_methods_against_the_base_that_cost_as_much(tmp_path):
 
 
 def test_at_small_scale_a_little_longer_is_as_long(tmp_path):
-    """A tenth more of four epochs is four epochs: the same runs, which stand in the table once."""
+    """A tenth more than four epochs is four epochs: the same runs, which are in the table once."""
     cells = {"adam": [0.5, 0.51, 0.52], "sam": [0.6, 0.61, 0.62]}
     results = kept(tmp_path, "extra/equal-cost", cells, "small", curvature=CURVATURE)
     assert results.of(find("extra/equal-cost"), "adam-22", "small").records

@@ -101,7 +101,7 @@ def test_list_and_show_print_not_run(tmp_path):
 
 
 def test_one_scale_alone_is_shown(tmp_path):
-    """Neither numbers nor words of another scale stand below a table."""
+    """Neither numbers nor statements of another scale are printed."""
     cells = {"adam": [0.5, 0.52, 0.51], "adam-40": [0.53, 0.54, 0.52], "sam": [0.6, 0.61, 0.64]}
     kept(tmp_path, "extra/equal-cost", cells, "small", curvature=CURVATURE)
     kept(tmp_path, "s0/fig6", {"T/2": [0.7, 0.71], "T/4": [0.1, 0.1]}, "small")

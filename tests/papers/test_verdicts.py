@@ -82,7 +82,7 @@ def columns(row: str, *accuracies: float, only: tuple[str, ...] = COLUMNS) -> di
 
 
 def test_findings_in_short_and_in_full():
-    """Direction, evidence and scale are said apart, each once."""
+    """Direction, evidence and scale are separate parts, each named once."""
     found = Finding(False, "λ falls; a; b", 3, part="in the paper's direction in 1 of 2", at="at full scale")
     assert found.short("not reproduced") == "in the paper's direction in 1 of 2; at full scale"
     assert found.words("not reproduced").endswith("at full scale. λ falls; a; b")  # λ is not made Λ
@@ -238,7 +238,7 @@ def test_instability_means_collapsed_runs(tmp_path):
 
 
 def test_a_figure_is_of_one_scale(tmp_path):
-    """Three of Figure 6's cells are Table 1's GAM, run at full scale: they must not stand beside small runs."""
+    """Three of Figure 6's cells are Table 1's GAM, run at full scale: they must not be shown beside small runs."""
     small = {"T/1": [0.50, 0.51], "T/2": [0.49, 0.48], "T/3": [0.1, 0.1], "eps/0.01": [0.47, 0.48], "batch/50": [0.4]}
     kept(tmp_path, "s0/fig6", small, "small")
     fill(tmp_path / "full", "s0/table1", {"cifar10/cnn-5/gam": [0.70, 0.71]})

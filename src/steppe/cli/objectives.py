@@ -104,9 +104,9 @@ def _try_loss(objective: Objective) -> None:
     try:
         objective.loss()
     except (RuntimeError, LookupError, AttributeError, AssertionError) as error:
-        said = (str(error).splitlines() or [""])[0]
-        said = said if isinstance(error, (RuntimeError, IndexError)) else f"{type(error).__name__}: {said}"
-        raise UserError(f"--model, --data and --loss do not fit together: {said}") from None
+        reason = (str(error).splitlines() or [""])[0]
+        reason = reason if isinstance(error, (RuntimeError, IndexError)) else f"{type(error).__name__}: {reason}"
+        raise UserError(f"--model, --data and --loss do not fit together: {reason}") from None
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

@@ -71,9 +71,9 @@ def report_runs(records: list[Any], page: Path, *tables: Any, metric: str = "", 
 
         by = metric or metric_of(records)
         conclusion, *cautions = headline(records, by).plain.splitlines()
-        said: dict[str, Any] = {"page": str(page), "conclusion": conclusion, "cautions": cautions}
-        said["methods"] = rows_as_dicts(records, by)
-        typer.echo(json.dumps(finite(said), indent=1, ensure_ascii=False))
+        content: dict[str, Any] = {"page": str(page), "conclusion": conclusion, "cautions": cautions}
+        content["methods"] = rows_as_dicts(records, by)
+        typer.echo(json.dumps(finite(content), indent=1, ensure_ascii=False))
     for table in tables if not as_json else ():
         if table is not None:
             Console().print(table)

@@ -106,15 +106,15 @@ def _check_outputs(recipe: Recipe, data: DataSet, outputs: Any, count: int, when
 def warnings_for(recipe: Recipe, data: DataSet) -> list[str]:
     """Warnings about a training from which little can be learnt about methods: few steps, few test examples."""
     steps = len(data.train) // recipe.batch
-    said = []
+    found = []
     if steps * recipe.epochs < FEW_STEPS:
         batches = "batch" if steps == 1 else "batches"
         few = f"{steps} {batches} per epoch, {steps * recipe.epochs} steps in all"
         smaller = max(1, min(recipe.batch // 2, len(data.train) // 10))
-        said.append(f"{few}: that is too short to compare methods; try a batch of {smaller}, or more epochs")
+        found.append(f"{few}: that is too short to compare methods; try a batch of {smaller}, or more epochs")
     if len(data.test) < 30:
-        said.append(f"only {len(data.test)} test examples: differences between methods will be mostly chance")
-    return said
+        found.append(f"only {len(data.test)} test examples: differences between methods will be mostly chance")
+    return found
 
 
 def runs_at_once(together: int | None, recipes: Sequence[Recipe], device: str) -> int:

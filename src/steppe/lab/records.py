@@ -149,8 +149,8 @@ def with_average(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _average_name(kind: str) -> str:
     name, number = parse_average(kind)
-    said = {"ema": f"EMA {number:g}", "ema%": f"EMA over {100 * number:g} %", "swa": f"SWA from {100 * number:g} %"}
-    return said[name]
+    names = {"ema": f"EMA {number:g}", "ema%": f"EMA over {100 * number:g} %", "swa": f"SWA from {100 * number:g} %"}
+    return names[name]
 
 
 def label_for(recipe: Recipe) -> str:

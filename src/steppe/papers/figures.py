@@ -98,13 +98,13 @@ def _update_periods(kept: FigureResults) -> Figure:
         (left, "test_accuracy", 100, "test accuracy, %"),
         (right, "seconds", 1, "seconds"),
     ):
-        for end, said, color in (("", "GAM", "C3"), ("-faster", "GAM, γ lr x period", "C1")):
+        for end, name, color in (("", "GAM", "C3"), ("-faster", "GAM, γ lr x period", "C1")):
             periods = [k for k in s0_gam.PERIODS if k > 1 or not end]
             means = [kept.group(f"period-{k}{end}").mean(metric) for k in periods]
-            points(axis, periods, means, factor, label=said, color=color, marker="o", ms=3)
-        for cell, said, color in (("sgd", "SGD (Adam)", "0.5"), ("sam-0.01", "SAM 0.01", "C0")):
+            points(axis, periods, means, factor, label=name, color=color, marker="o", ms=3)
+        for cell, name, color in (("sgd", "SGD (Adam)", "0.5"), ("sam-0.01", "SAM 0.01", "C0")):
             if (mean := kept.group(cell).mean(metric)) is not None:
-                axis.axhline(factor * mean.value, color=color, lw=1, ls="--", label=said)
+                axis.axhline(factor * mean.value, color=color, lw=1, ls="--", label=name)
         ticks(axis, s0_gam.PERIODS)
         axis.set(xlabel="γ updated every … steps", ylabel=label)
     left.legend()

@@ -1,4 +1,4 @@
-"""Downloads: whole, checked, or not there at all."""
+"""Downloads are complete and verified, or leave no file."""
 
 from __future__ import annotations
 

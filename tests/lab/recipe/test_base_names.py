@@ -1,4 +1,4 @@
-"""Base optimizers by name: torch's, other packages', one's own, Muon with AdamW."""
+"""Base optimizers by name: torch's, those of other packages, the user's own, Muon with AdamW."""
 
 from __future__ import annotations
 

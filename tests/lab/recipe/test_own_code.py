@@ -1,4 +1,4 @@
-"""Methods of one's own by name, and hashes that tell whether own code has changed."""
+"""The user's own methods by name, and hashes that tell whether the user's own code has changed."""
 
 from __future__ import annotations
 

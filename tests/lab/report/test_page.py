@@ -183,7 +183,7 @@ def test_the_answer_comes_first_and_cautions_are_plain():
 
 
 def test_a_method_with_diverged_runs_is_not_marked_better():
-    """Neither against the base nor at equal cost, where it is said of the others alone and has no mark."""
+    """Neither against the base nor at equal cost, where the verdict is on its other runs and has no mark."""
     records = [*comparison(3), diverged("SAM rho=0.1", 3)]
     reader = Reader(report([r for r in records if r["label"] != "GAM T=2"]))
     assert "1 of 4 diverged; the others: better" in reader.text and "the others: better, n = 3" in reader.text

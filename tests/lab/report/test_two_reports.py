@@ -1,4 +1,4 @@
-"""Two reports on one page: which methods are compared, and what is said."""
+"""Two reports on one page: which methods are compared, and the conclusion."""
 
 from __future__ import annotations
 

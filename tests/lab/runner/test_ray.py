@@ -1,4 +1,4 @@
-"""Training on a real Ray cluster of this machine: what a script defines goes there, and its death is told."""
+"""Training on a real Ray cluster on this machine, with functions of a script; a dead cluster is reported."""
 
 from __future__ import annotations
 

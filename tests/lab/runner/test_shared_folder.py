@@ -1,4 +1,4 @@
-"""Many processes on one folder: each run is trained by one of them, and those of the dead are taken over."""
+"""Many processes that share a folder: each run is trained by one of them; runs of killed processes are taken over."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_processes_share_a_folder_and_one_is_killed(tmp_path):
 
 
 def test_code_that_was_edited_after_the_runs_were_queued(tmp_path, monkeypatch):
-    """Runs of the old code and of the new one would stand in one table."""
+    """Otherwise runs of the old and of the new code would be in one table."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "queued", raising=False)

@@ -222,7 +222,7 @@ def test_a_study_of_another_search_is_refused():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_trials_whose_records_were_deleted(monkeypatch):
-    """Those of this machine are trained again; those of another are said to be missing."""
+    """Trials of this machine are trained again; those of another machine are reported as missing."""
     pytest.importorskip("optuna")
     search = ["--range", "lr=0.01..0.2"]
     shown = sampled(*search)

@@ -50,8 +50,8 @@ def examine() -> Iterator[Finding]:
 
 def first_line(error: BaseException) -> str:
     """An error in one line."""
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 # The machine
@@ -140,13 +140,13 @@ def _compile() -> Iterator[Finding]:
     torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(1))
     compilers = [os.environ.get("CXX", ""), "g++", "clang++", "cl"]
     compiler = next((name for name in compilers if name and shutil.which(name)), None)
-    said = [f"{compiler} compiles for the CPU" if compiler else "no C++ compiler for the CPU: install g++, or set CXX"]
+    notes = [f"{compiler} compiles for the CPU" if compiler else "no C++ compiler for the CPU: install g++, or set CXX"]
     usable = compiler is not None
     if torch.cuda.is_available():
         triton = _version("triton")
         usable = triton is not None
-        said.append(f"triton {triton} compiles for CUDA" if usable else "no triton for CUDA: pip install triton")
-    yield Finding("torch.compile", "ok" if usable else "no", "; ".join(said))
+        notes.append(f"triton {triton} compiles for CUDA" if usable else "no triton for CUDA: pip install triton")
+    yield Finding("torch.compile", "ok" if usable else "no", "; ".join(notes))
 
 
 # Optional packages
@@ -228,8 +228,8 @@ def try_imports(modules: Sequence[str], seconds: float = SECONDS) -> dict[str, s
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     while waiting := [module for module in modules if module not in answers]:
         command = [sys.executable, "-W", "ignore", "-c", _IMPORTS, *waiting]
-        said = subprocess.PIPE
-        with subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.DEVNULL, text=True) as child:
+        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+        with subprocess.Popen(command, env=environment, stdout=pipe, stderr=nowhere, text=True) as child:
             try:
                 output, _ = child.communicate(timeout=seconds)
                 end = f"its import ended the process (exit status {child.returncode})"

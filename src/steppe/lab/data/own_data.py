@@ -162,8 +162,8 @@ def _arrays_of_batch(batch: Any, task: str) -> tuple[Any, Any]:
     if isinstance(batch, Mapping):
         return _columns(batch, task)
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        said = f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else type(batch).__name__
-        raise UserError(f"an example must be (input, target), not {said}")
+        found = f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        raise UserError(f"an example must be (input, target), not {found}")
     return batch[0], batch[1]
 
 

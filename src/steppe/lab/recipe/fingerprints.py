@@ -47,7 +47,7 @@ def _parts(thing: Any, seen: dict[int, Any]) -> Iterable[bytes]:
         return
     if id(thing) in seen:
         return
-    seen[id(thing)] = thing  # it must live on: the id of a thing that is gone may be given to another
+    seen[id(thing)] = thing  # keeps it alive: the id of a deleted object may be used again
     if isinstance(thing, torch.Tensor):
         yield from _of_tensor(thing)
     elif hasattr(thing, "tobytes") and hasattr(thing, "shape"):  # numpy

@@ -47,9 +47,9 @@ def perform_on_ray(jobs: Sequence[Job], place: Place, address: str, workers: int
             raise UserError(one_line(error.cause)) from None
         raise
     except (ray.exceptions.RayError, ConnectionError) as error:
-        said = describe(error).partition(". ")[0][:200]
+        reason = describe(error).partition(". ")[0][:200]
         raise UserError(
-            f"the Ray cluster failed ({said}); nothing is lost: run the same command again to resume"
+            f"the Ray cluster failed ({reason}); nothing is lost: run the same command again to resume"
         ) from None
     return [records[job.recipe.key] for job in jobs]
 

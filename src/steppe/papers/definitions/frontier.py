@@ -64,20 +64,20 @@ def _digits(noise: float) -> Regime:
     return Regime(name, f"digits, {labels}, small net, SGD, 40 epochs", recipe, 10, 0.2, 3)
 
 
-def _cnn(name: str, said: str, **fields: Any) -> Regime:
+def _cnn(name: str, label: str, **fields: Any) -> Regime:
     recipe = Recipe.of({
         "data": "cifar-10", "model": "cnn-5", "base": "adam", "lr": 1e-3, "batch": 100, "epochs": 20,
         "average": "ema:0.999", **fields,
     })  # fmt: skip
-    return Regime(name, f"CIFAR-10, {said}, CNN-5, Adam, {recipe.epochs} epochs", recipe, 10, choosing=2)
+    return Regime(name, f"CIFAR-10, {label}, CNN-5, Adam, {recipe.epochs} epochs", recipe, 10, choosing=2)
 
 
-def _resnet(name: str, said: str, augmentation: str) -> Regime:
+def _resnet(name: str, label: str, augmentation: str) -> Regime:
     recipe = Recipe(
         data="cifar-10", model="resnet-18", base="sgd", lr=0.1, momentum=0.9, weight_decay=5e-4, batch=128, epochs=30,
         schedule="cosine", augmentation=augmentation, precision="bf16", average="ema:0.999",
     )  # fmt: skip
-    return Regime(name, f"CIFAR-10, {said}, ResNet-18, SGD, 30 epochs", recipe, 3)
+    return Regime(name, f"CIFAR-10, {label}, ResNet-18, SGD, 30 epochs", recipe, 3)
 
 
 _VIT = Recipe(
@@ -110,14 +110,14 @@ def fixed_cells(regime: Regime) -> Iterator[Cell]:
     """
     own, base = regime.recipe, regime.base
     for length in LENGTHS:
-        said, role = (base, "base") if length == 1 else (f"{base}, {length}x longer", "equal-cost")
-        yield _cell(regime, f"base-{length}", said, role, longer(own, length))
+        label, role = (base, "base") if length == 1 else (f"{base}, {length}x longer", "equal-cost")
+        yield _cell(regime, f"base-{length}", label, role, longer(own, length))
     for length in LENGTHS[:2] if own.base == "sgd" and not own.nesterov else ():
-        said = f"{base}, Nesterov" + ("" if length == 1 else f", {length}x longer")
+        label = f"{base}, Nesterov" + ("" if length == 1 else f", {length}x longer")
         yield _cell(
-            regime, f"nesterov-{length}", said, "rival", replace(longer(own, length), nesterov=True, average="")
+            regime, f"nesterov-{length}", label, "rival", replace(longer(own, length), nesterov=True, average="")
         )
-    for name, said, method, settings in (
+    for name, label, method, settings in (
         ("sam-default", "SAM, default ρ", "sam", {}),
         ("msam", "MSAM", "msam", {}),
         ("gam", "GAM, as printed", "gam", {"auxiliary": "previous"}),
@@ -127,7 +127,7 @@ def fixed_cells(regime: Regime) -> Iterator[Cell]:
         ),
         ("gapsam", "GapSAM", "gapsam", {"auxiliary": "held-out"}),
     ):  # fmt: skip
-        yield _cell(regime, name, said, "method", _with_method(own, method, **settings))
+        yield _cell(regime, name, label, "method", _with_method(own, method, **settings))
     for rho in RADII:
         recipe = _with_method(own, f"sam:rho={rho}", hold_out=regime.hold_out)
         yield _cell(regime, f"choose/{rho}", f"SAM, ρ = {rho}, on held-out data", CHOOSING, recipe, regime.choosing)
@@ -140,7 +140,7 @@ def chosen_cells(regime: Regime, rho: float) -> Iterator[Cell]:
         name, more = ("sam", "") if length == 1 else (f"sam-{length}", f", {length}x longer")
         recipe = _with_method(longer(own, length), f"sam:rho={rho}")
         yield _cell(regime, name, f"SAM, ρ = {rho}{more}", "method", recipe)
-    for name, said, method in (
+    for name, label, method in (
         ("asam", f"ASAM, ρ = {10 * rho:g}", f"asam:rho={10 * rho:g}"),
         ("gsam", f"GSAM, ρ = {rho}", f"gsam:rho={rho}"),
         ("late-sam", f"SAM in the last eighth, ρ = {rho}", f"late:start=0.875,method=(sam:rho={rho})"),
@@ -148,7 +148,7 @@ def chosen_cells(regime: Regime, rho: float) -> Iterator[Cell]:
         ("crsam", f"CR-SAM, ρ = {rho}", f"crsam:rho={rho}"),
         ("looksam", f"LookSAM, ρ = {rho}", f"looksam:rho={rho}"),
     ):
-        yield _cell(regime, name, said, "method", _with_method(own, method))
+        yield _cell(regime, name, label, "method", _with_method(own, method))
 
 
 def longer(recipe: Recipe, factor: int) -> Recipe:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ...lab.statistics import mean_of
+from ...lab.statistics import Mean, mean_of
 from ...methods.gam import transformation
 from ..claims import NEAR, NOTHING, Contest, Finding, Trend, claims_table, contests, falls_along
 from ..experiment import SETS, Cell, Experiment, trained
@@ -105,7 +106,7 @@ _CHOICES = (
         **COLUMNS["mnist/cnn-3"],
     ),
 )
-_SAID = (
+_NOTES = (
     "Preprocessing and initialisation are not stated: inputs are in [0, 1], no augmentation, torch's initialisation.",
     "Alg. 1 draws the auxiliary batch once, but the text has several batches: here it is the previous batch "
     "(s0/choices compares previous, fresh and fixed).",
@@ -132,7 +133,7 @@ EXPERIMENTS = (
         "Six methods in nine columns. GAM is best on the MLPs, on MNIST's CNN and on ImageNet; CR-SAM on the CNNs of "
         "CIFAR-10 and SVHN.",
         _table1(), seeds=5,
-        choices=(*_SAID, "Fashion-MNIST is run in place of SVHN; the paper has no number to compare it with.",
+        choices=(*_NOTES, "Fashion-MNIST is run in place of SVHN; the paper has no number to compare it with.",
                  "Precision is not stated: float32; TF32 for CNN-5 on SVHN and Fashion-MNIST; for CNN-14 float16 "
                  "with a fixed loss scale, which rounds nearly like TF32 and takes less than half of float32's time; "
                  "for GAM, whose gradients overflow float16, TF32."),
@@ -149,8 +150,8 @@ EXPERIMENTS = (
         "CNN-5 on CIFAR-10, accuracy and time against the period: about 4x the time of SGD at period 1, 3x at the "
         "longest, and accuracy above SAM and SGD throughout.",
         _FIG3, seeds=5, shorter=5, share=0.2,
-        choices=(*_SAID[:2], "The periods are not in the text: 1, 2, 5, 10, 20. 'lr x k' gives the γ-optimizer k times "
-                 "the learning rate, which the paper does not."),
+        choices=(*_NOTES[:2], "The periods are not in the text: 1, 2, 5, 10, 20. 'lr x k' gives the γ-optimizer k "
+                 "times the learning rate, which the paper does not."),
     ),
     Experiment(
         "s0/fig4", "Figure 4: a quadratic whose transformation is known",
@@ -166,7 +167,7 @@ EXPERIMENTS = (
     Experiment(
         "s0/fig6", "Figure 6: T, batch size and ε",
         "GAM with CNN-5 on CIFAR-10: unstable for large T, best at small batches, and ε matters little.",
-        _FIG6, seeds=5, shorter=5, share=0.2, choices=(*_SAID[:2], "The values are not in the text: they are ours."),
+        _FIG6, seeds=5, shorter=5, share=0.2, choices=(*_NOTES[:2], "The values are not in the text: they are ours."),
     ),
     Experiment(
         "s0/choices", "Choices that the paper leaves open (not in the paper)",
@@ -225,46 +226,50 @@ def _ratios(gammas: list[list[float]], at: float) -> list[float]:
     return [float(transformation(gamma, torch.tensor(at, dtype=torch.float64))) / at for gamma in gammas]
 
 
-def _sharpens(experiment: Experiment, results: Results) -> Finding:
-    lines, so, n, scales = [], [], [], []
+Check = Callable[[list[list[float]]], tuple[bool, str, int]]  # γ of all runs of a cell -> whether it holds, line, n
+
+
+def _by_column(experiment: Experiment, results: Results, check: Check, note: str = "") -> Finding:
+    """A statement on the learned coefficients, checked in every column with at least two runs."""
+    checked, scales = [], []
     for cell in experiment.cells:
         scale, gammas = _gammas(experiment, results, cell.name)
-        if len(gammas) < 2:
-            continue
-        large, small = mean_of(_ratios(gammas, LARGE)), mean_of(_ratios(gammas, SMALL))
-        so.append(large.low is not None and large.low > 1 and large.value > small.value)
-        ends = "no interval" if large.low is None else f"{large.low:.3g} to {large.high:.3g}"
-        name = cell.name.removesuffix("/gam")
-        lines.append(f"{name}: P(10)/10 = {large.value:.3g} ({ends}, n = {large.n}), P(1)/1 = {small.value:.3g}")
-        n.append(large.n)
-        scales.append(scale)
-    if not lines:
+        if len(gammas) >= 2:
+            holds, line, n = check(gammas)
+            checked.append((holds, f"{cell.name.removesuffix('/gam')}: {line}", n))
+            scales.append(scale)
+    if not checked:
         return NOTHING
     scale = "full" if all(s == "full" for s in scales) else "small"
-    part = f"holds in {sum(so)} of {len(so)} columns"
-    return Finding(all(so), f"{part}; {'; '.join(lines)}", min(n), scale, part=part)
+    part = f"holds in {sum(holds for holds, _, _ in checked)} of {len(checked)} columns"
+    details = f"{part}{note}; {'; '.join(line for _, line, _ in checked)}"
+    return Finding(all(holds for holds, _, _ in checked), details, min(n for *_, n in checked), scale, part=part)
+
+
+def _ends(mean: Mean) -> str:
+    return "no interval" if mean.low is None else f"{mean.low:.3g} to {mean.high:.3g}"
+
+
+def _sharpens(experiment: Experiment, results: Results) -> Finding:
+    def check(gammas: list[list[float]]) -> tuple[bool, str, int]:
+        large, small = mean_of(_ratios(gammas, LARGE)), mean_of(_ratios(gammas, SMALL))
+        holds = large.low is not None and large.low > 1 and large.value > small.value
+        line = f"P(10)/10 = {large.value:.3g} ({_ends(large)}, n = {large.n}), P(1)/1 = {small.value:.3g}"
+        return holds, line, large.n
+
+    return _by_column(experiment, results, check)
 
 
 def _contrast(experiment: Experiment, results: Results) -> Finding:
     """(P(10)/10) / (P(1)/1), for SAM γ = 0.1: (1 + 1)/(1 + 0.1)."""
     sam = (1 + 0.1 * LARGE) / (1 + 0.1 * SMALL)
-    lines, so, n, scales = [], [], [], []
-    for cell in experiment.cells:
-        scale, gammas = _gammas(experiment, results, cell.name)
-        if len(gammas) < 2:
-            continue
-        contrasts = [a / b for a, b in zip(_ratios(gammas, LARGE), _ratios(gammas, SMALL), strict=True)]
-        mean = mean_of(contrasts)
-        so.append(mean.low is not None and mean.low > sam)
-        ends = "no interval" if mean.low is None else f"{mean.low:.3g} to {mean.high:.3g}"
-        lines.append(f"{cell.name.removesuffix('/gam')}: {mean.value:.3g} ({ends}, n = {mean.n})")
-        n.append(mean.n)
-        scales.append(scale)
-    if not lines:
-        return NOTHING
-    scale = "full" if all(s == "full" for s in scales) else "small"
-    part = f"holds in {sum(so)} of {len(so)} columns"
-    return Finding(all(so), f"{part}, above SAM's {sam:.3g}; {'; '.join(lines)}", min(n), scale, part=part)
+
+    def check(gammas: list[list[float]]) -> tuple[bool, str, int]:
+        pairs = zip(_ratios(gammas, LARGE), _ratios(gammas, SMALL), strict=True)
+        mean = mean_of([large / small for large, small in pairs])
+        return mean.low is not None and mean.low > sam, f"{mean.value:.3g} ({_ends(mean)}, n = {mean.n})", mean.n
+
+    return _by_column(experiment, results, check, f", above SAM's {sam:.3g}")
 
 
 def _periodic(experiment: Experiment, results: Results) -> Finding:
@@ -281,9 +286,9 @@ def _periodic(experiment: Experiment, results: Results) -> Finding:
     gain, late_gain = accuracy[1] - accuracy[3], accuracy[0] - accuracy[3]
     none = f"no gain over SGD to keep ({100 * gain:+.2f} points at period 1, {100 * late_gain:+.2f} at 10)"
     kept = f"{100 * late_gain / gain:.0f} % of the gain over SGD kept" if gain > 0 else none
-    said = f"{kept}, at {times[0]:.2f}x SGD's time against {times[1]:.2f}x"
+    details = f"{kept}, at {times[0]:.2f}x SGD's time against {times[1]:.2f}x"
     holds = bool(above.holds) and times[0] < times[1]
-    return Finding(holds, f"{said}; {above.details}", above.n, scale)
+    return Finding(holds, f"{details}; {above.details}", above.n, scale)
 
 
 def _unstable(experiment: Experiment, results: Results) -> Finding:
@@ -330,9 +335,9 @@ def _follows(experiment: Experiment, results: Results) -> Finding:
     before, after = ([v[f"distance_{when}"] for v in values] for when in ("before", "after"))
     end = mean_of(after)
     ends = "no interval" if end.low is None else f"{end.low:.3f} to {end.high:.3f}"
-    said = f"root mean square distance to the true eigenvalues {mean_of(before).value:.3f} as observed, "
-    said += f"{end.value:.3f} ({ends}) as transformed, in {values[0]['iterations']:,} iterations"
-    return Finding(all(a < b / 5 for a, b in zip(after, before, strict=True)), said, len(values), scale)
+    details = f"root mean square distance to the true eigenvalues {mean_of(before).value:.3f} as observed, "
+    details += f"{end.value:.3f} ({ends}) as transformed, in {values[0]['iterations']:,} iterations"
+    return Finding(all(a < b / 5 for a, b in zip(after, before, strict=True)), details, len(values), scale)
 
 
 def _insensitive(experiment: Experiment, results: Results) -> Finding:
@@ -344,10 +349,10 @@ def _insensitive(experiment: Experiment, results: Results) -> Finding:
         return NOTHING
     low, high = min(known, key=lambda m: m.value), max(known, key=lambda m: m.value)
     apart = (high.value - low.value) / (math.hypot(low.error or 0, high.error or 0) or math.inf)
-    said = ", ".join(
+    details = ", ".join(
         f"ε = {e}: {100 * m.value:.2f} ± {100 * (m.error or 0):.2f}" for e, m in zip(EPSILONS[1:4], known, strict=True)
     )
-    return Finding(apart <= NEAR, f"{said}; at most {apart:.1f} combined standard errors apart", known[0].n, scale)
+    return Finding(apart <= NEAR, f"{details}; at most {apart:.1f} combined standard errors apart", known[0].n, scale)
 
 
 _CNNS = [column for column in _OURS if column.endswith(("cnn-5", "cnn-14"))]

@@ -79,10 +79,10 @@ _AUGMENTS = {
 }
 _METHODS = (("vanilla", "vanilla", "plain"), ("sam", "SAM", "sam:rho=0.6"), ("gsam", "GSAM", _gsam(_B32)))
 _FIG6 = (
-    *(_large(f"augmentation/{a}/{n}", f"{said}, {a}", _B32, m, **_AUGMENTS[a])
-      for a in _AUGMENTS for n, said, m in _METHODS),
-    *(_large(f"base/{b}/{n}", f"{said}, {b}", _B32, m, base=b)
-      for b in ("adamw", "adabelief") for n, said, m in _METHODS),
+    *(_large(f"augmentation/{a}/{n}", f"{text}, {a}", _B32, m, **_AUGMENTS[a])
+      for a in _AUGMENTS for n, text, m in _METHODS),
+    *(_large(f"base/{b}/{n}", f"{text}, {b}", _B32, m, base=b)
+      for b in ("adamw", "adabelief") for n, text, m in _METHODS),
     _large("objective/fp-h", "min(f_p, h)", _B32, _gsam(_B32)),
     _large("objective/f-h", "min(f, h)", _B32, _gsam(_B32, ascent=",objective=f-h")),
 )  # fmt: skip
@@ -184,7 +184,7 @@ _TABLE3 = tuple(
     for data, (source, epochs) in _TRANSFER.items()
     for method, label in (("vanilla", "vanilla"), ("sam", "SAM"), ("gsam", "GSAM"))
 )  # fmt: skip
-_SAID = (
+_NOTES = (
     "Batch 4096 is not in the text. Table 4 has weight decay 0.3 for ResNets, Appendix B.1 searches 0.001 to 0.1: "
     "with torch's SGD, which adds it to the gradient, 0.3 at learning rate 1.6 would halve the weights every step, so "
     "0.001 is used.",
@@ -197,31 +197,31 @@ _TESTED = (
     "for answers among its 200 classes, is given too.",
 )
 _ALONE = ("Only the ImageNet column of this table is measured.",)
-_CIFAR_SAID = ("Stand-in: CNN-5 on CIFAR-10, 20 epochs of SGD, not ViT-B/32 on ImageNet.",)
-_VIEW = (*_CIFAR_SAID, "Drawn from s1/fig4-cifar's runs.")
+_CIFAR_NOTES = ("Stand-in: CNN-5 on CIFAR-10, 20 epochs of SGD, not ViT-B/32 on ImageNet.",)
+_VIEW = (*_CIFAR_NOTES, "Drawn from s1/fig4-cifar's runs.")
 _NEEDS = "ImageNet and timm"
 _OTHERS = "ImageNet-Real, -v2, -R and -C beside ImageNet"
 
 EXPERIMENTS = (
     Experiment("s1/table1", "Table 1: ImageNet, twelve models", "GSAM above SAM above vanilla for every model.",
-               _table1(), measuring=OtherSets(), choices=(*_SAID, *_TESTED),
+               _table1(), measuring=OtherSets(), choices=(*_NOTES, *_TESTED),
                needs=f"{_NEEDS}, and for the other four columns {_OTHERS}"),
     Experiment("s1/table2", "Table 2: min(f_p + λh) against GSAM", "ViT-B/32 on ImageNet: 75.4 against 76.8.",
                (_large("weighted", "min(f_p + λh)", _B32, _gsam(_B32, ascent=",objective=weighted")),
-                _large("gsam", "GSAM", _B32, _gsam(_B32))), choices=(*_SAID, *_ALONE), needs=_NEEDS),
+                _large("gsam", "GSAM", _B32, _gsam(_B32))), choices=(*_NOTES, *_ALONE), needs=_NEEDS),
     Experiment("s1/table3", "Table 3: fine-tuning", "ViT-B/16 and S/16 on CIFAR-10, CIFAR-100, Flowers, Pets.", _TABLE3,
                needs="the weights of s1/table1 (steppe train --keep-weights), timm, and the data sets",
                choices=("Learning rate 0.01, of the four searched. Epochs stand for 10k and 500 steps.",)),
     Experiment("s1/table5", "Table 5: vanilla training twice as long", "ViT-B/32: 71.4 at 300 epochs, 72.0 at 600.",
                (_large("vanilla-300", "vanilla", _B32, "plain"),
                 _large("vanilla-600", "vanilla, 600 epochs", _B32, "plain", epochs=600, role="equal-cost"),
-                _large("gsam-300", "GSAM", _B32, _gsam(_B32))), choices=(*_SAID, *_ALONE), needs=_NEEDS),
+                _large("gsam-300", "GSAM", _B32, _gsam(_B32))), choices=(*_NOTES, *_ALONE), needs=_NEEDS),
     Experiment("s1/table6", "Table 6: constant or decayed ρ, with or without ascent",
                "ViT-B/32: the ascent helps with either ρ.",
-               _table6(lambda n, said, m: _large(n, said, _B32, m), 0.6, 0.1, 0.6), choices=_SAID, needs=_NEEDS),
+               _table6(lambda n, text, m: _large(n, text, _B32, m), 0.6, 0.1, 0.6), choices=_NOTES, needs=_NEEDS),
     Experiment("s1/fig3", "Figure 3: trajectories on a surface with sharp minima",
                "SGD and SAM stop in sharp minima, GSAM reaches the flat one.",
-               tuple(Cell(n, None, said) for n, said in (("sgd", "SGD"), ("sam", "SAM"), ("gsam", "GSAM"))),
+               tuple(Cell(n, None, text) for n, text in (("sgd", "SGD"), ("sam", "SAM"), ("gsam", "GSAM"))),
                compute=trajectory, stands_in=True, choices=(
                    "The paper's surface is not written down: this one is ours.",
                    "About ten other settings (radius, α, a falling radius, starts, noise) were tried afterwards; GSAM "
@@ -231,23 +231,23 @@ EXPERIMENTS = (
                "ViT-B/32: both fall as α and ρ grow, and look alike.",
                tuple(_large(f"rho-{r}/alpha-{a}", f"ρ = {r}, α = {a}", _B32, f"gsam:rho={r},alpha={a}")
                      for r in _RHOS for a in _ALPHAS if a in (0.05, 0.15, 0.2)),
-               measuring=AtOwnRadius(), choices=_SAID, needs=_NEEDS),
+               measuring=AtOwnRadius(), choices=_NOTES, needs=_NEEDS),
     Experiment("s1/fig5", "Figure 5: Entropy-SGD, ASAM, and the ascent on both",
-               "Mixer-S/32: the ascent helps SAM and ASAM.", _FIG5, choices=_SAID, needs=_NEEDS),
+               "Mixer-S/32: the ascent helps SAM and ASAM.", _FIG5, choices=_NOTES, needs=_NEEDS),
     Experiment("s1/fig6", "Figure 6: augmentation, base optimizer, min(f, h)",
                "GSAM above SAM above vanilla under light, medium and strong augmentation, with AdamW and AdaBelief.",
                _FIG6, needs=_NEEDS,
-               choices=(*_SAID, "Mixup 0.2 is a probability in the paper and Beta's α here; RandAugment has one "
+               choices=(*_NOTES, "Mixup 0.2 is a probability in the paper and Beta's α here; RandAugment has one "
                         "strength here, so 'strong' mixes more.")),
     Experiment("s1/fig4-cifar", "Figure 4 at CIFAR scale",
                "λ_max and 2h/ρ² both fall as α and ρ grow.", _FIG4_CIFAR, seeds=5, measuring=AtOwnRadius(),
-               choices=_CIFAR_SAID, stands_in=True, shorter=5),
+               choices=_CIFAR_NOTES, stands_in=True, shorter=5),
     Experiment("s1/fig8-cifar", "Figure 8 at CIFAR scale: cos θ between ∇f and ∇f_p", "Above 0.9 throughout.",
                _FIG4_CIFAR, seeds=5, measuring=AtOwnRadius(), choices=_VIEW, stands_in=True, shorter=5),
     Experiment("s1/fig9-cifar", "Figure 9 at CIFAR scale: the surrogate gap over training, by α", "Lower for larger α.",
                _FIG4_CIFAR, seeds=5, measuring=AtOwnRadius(), choices=_VIEW, stands_in=True, shorter=5),
     Experiment("s1/table6-cifar", "Table 6 at CIFAR scale", "The ascent helps with constant and with decayed ρ.",
-               _table6(_small, 0.1, 0.02, 0.2), seeds=5, choices=_CIFAR_SAID, stands_in=True, shorter=5),
+               _table6(_small, 0.1, 0.02, 0.2), seeds=5, choices=_CIFAR_NOTES, stands_in=True, shorter=5),
 )  # fmt: skip
 
 _SETS = (
@@ -330,8 +330,8 @@ def _cosine(experiment: Experiment, results: Results) -> Finding:
                 lows.append(min(record["metrics"]["cos"]))
     if not lows:
         return NOTHING
-    said = f"lowest mean of an epoch {min(lows):.3f}, on average over runs {mean_of(lows).value:.3f}"
-    return Finding(min(lows) > 0.9, said, len(lows), scale)
+    text = f"lowest mean of an epoch {min(lows):.3f}, on average over runs {mean_of(lows).value:.3f}"
+    return Finding(min(lows) > 0.9, text, len(lows), scale)
 
 
 def _reached(experiment: Experiment, results: Results) -> Finding:
@@ -340,8 +340,8 @@ def _reached(experiment: Experiment, results: Results) -> Finding:
         return NOTHING
     places = {name: records[0]["values"]["place"] for name, records in ends.items()}
     flat = [name for name, where in places.items() if where == "the flat minimum"]
-    said = ", ".join(f"{experiment.cell(name).label} ends at {where}" for name, where in places.items())
-    return Finding("gsam" in flat and "sgd" not in flat, f"{said}; one deterministic run each", 1)
+    text = ", ".join(f"{experiment.cell(name).label} ends at {where}" for name, where in places.items())
+    return Finding("gsam" in flat and "sgd" not in flat, f"{text}; one deterministic run each", 1)
 
 
 TRENDS = (

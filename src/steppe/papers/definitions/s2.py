@@ -333,9 +333,9 @@ def _cheap(experiment: Experiment, results: Results) -> Finding:
             gain, part = all_ - none, some - none
             no_gain = f"no gain to keep ({100 * gain:+.2f} points on all steps, {100 * part:+.2f} on a tenth)"
             kept = f"{100 * part / gain:.0f} % of the gain" if gain > 0 else no_gain
-            said = f"{data}: {kept}, for {100 * extra:.0f} % more time"
+            details = f"{data}: {kept}, for {100 * extra:.0f} % more time"
             holds = gain > 0 and part >= 0.8 * gain and extra <= 0.25
-            return Finding(holds, said, min(mean.n for mean in means if mean), scale)
+            return Finding(holds, details, min(mean.n for mean in means if mean), scale)
     return NOTHING
 
 

@@ -122,9 +122,9 @@ def _smallest(experiment: Experiment, results: Results) -> Finding:
         return NOTHING
     ends = {row: mean_of([run[-1] for run in runs]).value for row, runs in {"frob": frob, **others}.items()}
     falls = all(b <= a for run in frob for a, b in pairwise(run))
-    said = "at the end " + ", ".join(f"{row} {value:.3g}" for row, value in ends.items())
-    said += "; Frob-SAM's " + ("falls after every epoch" if falls else "does not fall after every epoch")
-    return Finding(falls and ends["frob"] == min(ends.values()), said, len(frob), scale)
+    details = "at the end " + ", ".join(f"{row} {value:.3g}" for row, value in ends.items())
+    details += "; Frob-SAM's " + ("falls after every epoch" if falls else "does not fall after every epoch")
+    return Finding(falls and ends["frob"] == min(ends.values()), details, len(frob), scale)
 
 
 def _stronger(experiment: Experiment, results: Results) -> Finding:
@@ -134,8 +134,8 @@ def _stronger(experiment: Experiment, results: Results) -> Finding:
         return NOTHING
     ends = [mean_of([run[-1] for run in some]).value for some in runs]
     falls = all(b < a for a, b in pairwise(ends))
-    said = ", ".join(f"λ = {lam}: {end:.3g}" for lam, end in zip(LAMBDAS, ends, strict=True))
-    return Finding(falls, said, min(map(len, runs)), scale)
+    details = ", ".join(f"λ = {lam}: {end:.3g}" for lam, end in zip(LAMBDAS, ends, strict=True))
+    return Finding(falls, details, min(map(len, runs)), scale)
 
 
 TRENDS = (

@@ -36,7 +36,7 @@ def _grid(model: str) -> tuple[Cell, ...]:
     return tuple(cells)
 
 
-_SAID = (
+_NOTES = (
     "Batch, epochs, augmentation and precision are not given: 128, 50, none, TF32. SAM's ρ is the square root of the "
     "learning rate, as in the paper; SAM, SA-SAM and SA-SGD are on SGD without momentum.",
     "CIFAR-10-C is made from the test images unless its files are present: compare methods with each other only. "
@@ -46,7 +46,7 @@ _SAID = (
 
 def _experiment(name: str, model: str, title: str, shows: str) -> Experiment:
     return Experiment(
-        name, title, shows, _grid(model), seeds=1, measuring=Shifted(), choices=_SAID, shorter=10, share=0.2,
+        name, title, shows, _grid(model), seeds=1, measuring=Shifted(), choices=_NOTES, shorter=10, share=0.2,
         measuring_small=Shifted(samples=170, images=1000),
     )  # fmt: skip
 
@@ -85,8 +85,8 @@ def _best(metric: str, best: Any) -> Any:
         if set(shown) != set(OPTIMIZERS):
             return NOTHING
         chosen = {name: shown[name][max(shown[name], key=lambda at: clean[name][at])] for name in shown}
-        said = ", ".join(f"{name} {value:.3g}" for name, value in chosen.items()) + "; one seed, no interval"
-        return Finding(chosen["sa-sam"] == best(chosen.values()), said, 1, scale)
+        details = ", ".join(f"{name} {value:.3g}" for name, value in chosen.items()) + "; one seed, no interval"
+        return Finding(chosen["sa-sam"] == best(chosen.values()), details, 1, scale)
 
     return check
 
@@ -100,12 +100,12 @@ def _steady(experiment: Experiment, results: Results) -> Finding:
         means = [sum(v for (lr, _), v in at.items() if lr == one) / sum(lr == one for lr, _ in at)
                  for one in {lr for lr, _ in at}]  # fmt: skip
         spread[name] = max(means) - min(means)
-    said = "between learning rates " + ", ".join(f"{name} {100 * value:.1f}" for name, value in spread.items())
+    details = "between learning rates " + ", ".join(f"{name} {100 * value:.1f}" for name, value in spread.items())
     # A method that learns little also varies little, so the best accuracies are given too.
     best = ", ".join(f"{name} {100 * max(at.values()):.1f}" for name, at in shown.items())
     adaptive = max(spread["sa-sam"], spread["sa-sgd"])
     rest = min(spread[name] for name in ("sam", "msgd", "adam"))
-    return Finding(adaptive < rest, f"{said} points; at best {best} %; one seed, no interval", 1, scale)
+    return Finding(adaptive < rest, f"{details} points; at best {best} %; one seed, no interval", 1, scale)
 
 
 TRENDS = tuple(
