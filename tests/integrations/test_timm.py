@@ -72,7 +72,7 @@ def test_the_factory_knows_the_names():
     base = create_optimizer_v2(network(), "sam-sgd", lr=0.01).base
     assert base.param_groups[0]["nesterov"] and base.param_groups[0]["momentum"] == 0.9
     assert register("gsam", steppe.GSAM()) == [name.replace("sam-", "gsam-", 1) for name in added]
-    with pytest.raises(ValueError, match="no _ and no -"):
+    with pytest.raises(ValueError, match="must not contain _ or -"):
         register("my_sam", METHODS["SAM"])
 
 
