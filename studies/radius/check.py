@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from candidates import GapRadius, PairRadius, SlopeRadius, TrialRadius
 from nets import Net
 from population import Base, Population, Replayed
+from scaled import ScaledRadius, WindowRadius
 
 import steppe
 from steppe.lab.models import build
@@ -25,6 +26,9 @@ CANDIDATES = [
     GapRadius(),
     GapRadius(gate=True),
     TrialRadius(),
+    ScaledRadius(unit=0.02, rate=0.1),
+    ScaledRadius(statistic="secant", least=0.05, period=5, mix="sum"),
+    WindowRadius(pass_steps=2, period=2),
 ]
 
 

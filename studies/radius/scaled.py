@@ -126,6 +126,18 @@ class WindowRadius(_Own):
         window = int(passes).bit_length() - 1
         return window, passes / 2**window - 1
 
+    def kind(self, step: int) -> str:
+        """What an update does: begin the offset, go on with it, let ρ grow, or let it move."""
+        window, over = self.place(step)
+        if over < self.quarter or window < 2:
+            return "begin" if step == 0 or self.place(step - self.period)[0] != window else "offset"
+        return "grow" if over < self.half else "move"
+
+    def phase(self, step: int) -> int:
+        if step % self.period:
+            return 0
+        return 1 if step == 0 else 2 + ("begin", "offset", "grow", "move").index(self.kind(step))
+
     def memory(self, space: Space) -> Memory:
         names = ("loss", "rise", "count", "mean.loss", "mean.rise", "mean.held", "weight", "first", "off", "offs")
         return {"rho": space.zero() + self.start, **{name: space.zero() for name in names}}
@@ -145,14 +157,12 @@ class WindowRadius(_Own):
         return there.grad
 
     def _update(self, ctx: Context, loss: Tensor, rise: Tensor, held: Tensor) -> None:
-        window, over = self.place(ctx.step)
-        memory, zero = ctx.memory, torch.zeros_like(loss)
+        kind, memory, zero = self.kind(ctx.step), ctx.memory, torch.zeros_like(loss)
         if ctx.step == 0:
             ctx.remember(first=held)
         off, offs = memory["off"], memory["offs"]
-        if over < self.quarter or window < 2:
-            fresh = self.place(ctx.step - self.period)[0] != window if ctx.step else True
-            off, offs = (zero, zero) if fresh else (off, offs)
+        if kind in ("begin", "offset"):
+            off, offs = (zero, zero) if kind == "begin" else (off, offs)
             ctx.remember(off=off + (held - loss), offs=offs + 1, weight=zero)
             ctx.remember(**{f"mean.{name}": zero for name in ("loss", "rise", "held")})
             return
@@ -164,6 +174,6 @@ class WindowRadius(_Own):
         gap = held - loss - (off / offs.clamp(min=1) if self.offset else 0)
         target = torch.minimum(self.times * gap, self.cap * (memory["first"] - loss))
         move = torch.log(target.clamp(min=TINY) / rise.clamp(min=TINY)).clamp(-1.0, 1.0)
-        if over < self.half:
+        if kind == "grow":
             move = move.clamp(min=0.0)
         self.moved(ctx, self.rate * move)

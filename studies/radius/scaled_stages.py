@@ -87,3 +87,13 @@ def fresh() -> list[Job]:
         *(Job(group, "plain", ({},), tuple(seeds)) for group in GROUPS),
         *(windows(group, frozen, seeds=seeds, more=as_it_was) for group in GROUPS),
     ]
+
+
+def fresh_radii() -> list[Job]:
+    """Fixed radii on the same seeds: those that were best, in most of these cells, on seeds 100 to 123."""
+    radii = ((0.1, 0.2, 0.5), (0.02, 0.2))
+    return [
+        Job(group, "sam", ({"rho": rho},), tuple(range(300, 324)))
+        for group, some in zip(GROUPS[:2], radii, strict=True)
+        for rho in some
+    ]
