@@ -92,7 +92,9 @@ def test_in_a_notebook_the_result_is_shown_once(tmp_path, monkeypatch):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     displayed: list[Any] = []
     monkeypatch.setattr("rich.jupyter.display", lambda *shown: displayed.append(shown))
-    assert "SGD" in repr(compare(tmp_path, seeds=1)) and not displayed
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as kernels of notebooks have it
+    text = repr(compare(tmp_path, seeds=1))
+    assert "SGD" in text and "\x1b" not in text and not displayed
 
 
 def test_what_is_done_is_not_done_again_until_the_code_changes(tmp_path):

@@ -32,7 +32,7 @@ class Choice:
     def __str__(self) -> str:
         low, high = self.mean.low, self.mean.high
         bounds = f" [{low:.4g}, {high:.4g}]" if low is not None and high is not None else ""
-        tied = f"; tied with {', '.join(self.tied)}" if self.tied else ""
+        tied = f"; tied with {'; '.join(self.tied)}" if self.tied else ""
         return f"{self.label}: {self.metric.replace('_', ' ').strip('↑')} {self.mean.value:.4g}{bounds}{tied}"
 
     __repr__ = __str__  # a notebook shows the sentence
@@ -114,5 +114,5 @@ class Comparison:
 
         text = io.StringIO()
         shown = headline(self.records, self.metric), table(self.records, self.metric)
-        Console(file=text, width=120, force_jupyter=False).print(*shown, sep="\n")
+        Console(file=text, width=120, force_jupyter=False, force_terminal=False).print(*shown, sep="\n")
         return text.getvalue()
