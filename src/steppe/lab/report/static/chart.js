@@ -17,17 +17,17 @@ function element(name, attributes, parent, text) {
 function shown(value, figures = 3) {
   if (value === null || !isFinite(value)) return "–";
   const size = Math.abs(value);
-  let said;
+  let text;
   if (size !== 0 && (size >= 1e6 || size < 1e-3)) {
     const power = Math.floor(Math.log10(size) + 1e-9);
     const digits = String(Number((value / 10 ** power).toPrecision(figures)));
-    said = (digits === "1" ? "" : `${digits}·`) + `10${raised(power)}`;
+    text = (digits === "1" ? "" : `${digits}·`) + `10${raised(power)}`;
   } else if (size >= 1e4) {
-    said = `${Number((value / 1000).toPrecision(Math.max(figures, 3)))}k`;
+    text = `${Number((value / 1000).toPrecision(Math.max(figures, 3)))}k`;
   } else {
-    said = String(Number(value.toPrecision(Math.max(figures, Math.floor(Math.log10(size || 1)) + 1))));
+    text = String(Number(value.toPrecision(Math.max(figures, Math.floor(Math.log10(size || 1)) + 1))));
   }
-  return said.replace("-", "−");
+  return text.replace("-", "−");
 }
 
 function raised(power) {
@@ -98,7 +98,7 @@ function marker(style, x, y, r, parent) {
 }
 
 // spec: {label, x: {title, log, domain}, y: {...}, series: [{name, style, faint, points, line, band, dots}], guide}
-// a point: {x, y, low, high, error, said}; points outside the y domain become arrows at the edge.
+// a point: {x, y, low, high, error, lines}; points outside the y domain become arrows at the edge.
 function drawChart(host, spec) {
   const width = Math.max(240, Math.floor(host.clientWidth)), narrow = width < 560;
   const height = Math.round(Math.min(420, Math.max(260, width * 0.5)));
@@ -156,10 +156,10 @@ function drawAxes(svg, xs, ys, inner, spec) {
   element("svg:line", { x1: inner.x0, x2: inner.x1, y1: inner.y0, y2: inner.y0, class: "axis" }, axes);
   let edge = -Infinity;
   for (const value of xs.ticks) {
-    const x = xs.to(value), said = shown(value, 4), half = said.length * 3.6;
+    const x = xs.to(value), text = shown(value, 4), half = text.length * 3.6;
     element("svg:line", { x1: x, x2: x, y1: inner.y0, y2: inner.y0 + 4, class: "axis" }, axes);
     if (x - half < edge + 6) continue;
-    element("svg:text", { x, y: inner.y0 + 18, "text-anchor": "middle" }, axes, said);
+    element("svg:text", { x, y: inner.y0 + 18, "text-anchor": "middle" }, axes, text);
     edge = x + half;
   }
   const middle = { x: (inner.x0 + inner.x1) / 2, y: inner.y0 + 38, "text-anchor": "middle", class: "title" };
@@ -232,8 +232,8 @@ function addReadout(host, svg, scatter, readable, inner) {
     at = [s, i];
     const p = readable[s].points[i];
     tip.hidden = false;
-    const lines = (p.said || []).map((line) => element("span", {}, null, line));
-    tip.replaceChildren(element("b", {}, null, p.name || readable[s].name), ...lines);
+    const spans = (p.lines || []).map((line) => element("span", {}, null, line));
+    tip.replaceChildren(element("b", {}, null, p.name || readable[s].name), ...spans);
     ring.setAttribute("cx", p.px);
     ring.setAttribute("cy", p.py);
     ring.setAttribute("visibility", "visible");

@@ -72,12 +72,12 @@ function drawLegend(svg, series, y) {
   const shownOnce = new Map(series.filter((s) => !s.faint && s.points.length).map((s) => [s.name, s]));
   let x = 24;
   for (const one of shownOnce.values()) {
-    const said = cut(one.name, 60), wide = 34 + textWidth(svg, said) + 22;
+    const name = cut(one.name, 60), wide = 34 + textWidth(svg, name) + 22;
     if (x + wide > PICTURE && x > 24) [x, y] = [24, y + 22];
     const g = groupOf(one, "name", svg);
     element("svg:line", { x1: x, x2: x + 26, y1: y, y2: y, class: "line", "stroke-dasharray": one.style.dash }, g);
     marker(one.style, x + 13, y, 3.6, g);
-    element("svg:text", { x: x + 34, y: y + 4 }, g, said);
+    element("svg:text", { x: x + 34, y: y + 4 }, g, name);
     x += wide;
   }
   return y + 22;
@@ -125,13 +125,13 @@ function png(canvas) {
   return new Blob([Uint8Array.from(bytes, (c) => c.charCodeAt(0))], { type: "image/png" });
 }
 
-function saveButton(parent, said, label, make) {
-  const button = element("button", { type: "button", "aria-label": label, title: label }, parent, said);
+function saveButton(parent, text, label, make) {
+  const button = element("button", { type: "button", "aria-label": label, title: label }, parent, text);
   button.addEventListener("click", make);
 }
 
 function setUpDownloads(problem) {
-  const text = (kind, said) => new Blob([said], { type: `${kind};charset=utf-8` });
+  const text = (kind, content) => new Blob([content], { type: `${kind};charset=utf-8` });
   for (const bar of problem.section.querySelectorAll("[data-downloads]")) {
     const row = element("div", { class: "choice saves", role: "group", "aria-label": "Download" }, bar);
     element("span", { class: "said", "aria-hidden": "true" }, row, "Download");

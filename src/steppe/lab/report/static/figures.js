@@ -42,16 +42,16 @@ const FIGURES = {
       const [value, error, low, high] = g.mean.map((v) => (v === null ? null : unit * v));
       const trusted = g.n > 2; // the interval of two runs is too wide for a chart
       const spread = error === null ? ", one run" : ` ± ${shown(error, 2)}, n = ${g.n}`;
-      const said = [`${shown(value, 4)}${percent ? " %" : ""}${spread}`];
-      if (low !== null) said.push(`95 % interval ${shown(low, 4)} to ${shown(high, 4)}`);
-      said.push(`${shown(g.gradients, 4)} gradients, ${shown(g.seconds, 3)} s`);
-      if (g.diverged) said.push(`${g.diverged} diverged`);
-      if (g.settings) said.push(g.settings);
-      return { x: g[axis], y: value, error, low, high, said, trusted, name: g.label };
+      const lines = [`${shown(value, 4)}${percent ? " %" : ""}${spread}`];
+      if (low !== null) lines.push(`95 % interval ${shown(low, 4)} to ${shown(high, 4)}`);
+      lines.push(`${shown(g.gradients, 4)} gradients, ${shown(g.seconds, 3)} s`);
+      if (g.diverged) lines.push(`${g.diverged} diverged`);
+      if (g.settings) lines.push(g.settings);
+      return { x: g[axis], y: value, error, low, high, lines, trusted, name: g.label };
     };
     const seeds = (g) => g.runs.filter((run) => each && g.n > 1 && !problem.faint(g) && data.metric in run).map((run) => {
-      const said = [`seed ${run.seed}: ${shown(unit * run[data.metric], 4)}${percent ? " %" : ""}`];
-      return { x: g[axis], y: unit * run[data.metric], said, seed: true, name: g.label };
+      const lines = [`seed ${run.seed}: ${shown(unit * run[data.metric], 4)}${percent ? " %" : ""}`];
+      return { x: g[axis], y: unit * run[data.metric], lines, seed: true, name: g.label };
     });
     const groups = data.groups.filter((g) => g.mean && g[axis] !== null);
     const series = groups.map((g) => ({
@@ -93,21 +93,21 @@ const FIGURES = {
       const progress = (p) => `epoch ${p[0]}, ${shown(p[1], 4)} gradients, ${shown(p[2])} s`;
       const points = (group.curves[name] || []).map((p) => ({
         x: p[column], y: p[3], low: p[4], high: p[5],
-        said: [`${shown(p[3], 4)}${percent ? " %" : ""}` + (p[4] === null ? "" : ` [${shown(p[4])}, ${shown(p[5])}]`),
+        lines: [`${shown(p[3], 4)}${percent ? " %" : ""}` + (p[4] === null ? "" : ` [${shown(p[4])}, ${shown(p[5])}]`),
           progress(p), ...(group.settings ? [group.settings] : [])],
       }));
       const { at = [], curves = [] } = (each && !faint && group.seeds[name]) || {};
       for (const [seed, values] of curves) {
         const one = values.map((y, k) => ({
-          x: at[k][column], y, said: [`seed ${seed}: ${shown(y, 4)}${percent ? " %" : ""}`, progress(at[k])],
+          x: at[k][column], y, lines: [`seed ${seed}: ${shown(y, 4)}${percent ? " %" : ""}`, progress(at[k])],
         }));
         const solid = { ...style, dash: null };
         below.push({ name: group.label, style: solid, each: true, label: false, points: one, line: true });
       }
       if (points.length) series.push({ name: group.label, style, faint, points, line: true, band: !curves.length });
       for (const [k, lost] of (group.broken[name] || []).entries()) {
-        const said = (p) => [shown(p[3], 4), `epoch ${p[0]}, a run that diverged`];
-        const left = lost.map((p) => ({ x: p[column], y: p[3], said: said(p) })), label = !points.length && k === 0;
+        const linesOf = (p) => [shown(p[3], 4), `epoch ${p[0]}, a run that diverged`];
+        const left = lost.map((p) => ({ x: p[column], y: p[3], lines: linesOf(p) })), label = !points.length && k === 0;
         series.push({ name: group.label, style, faint, thin: true, points: left, line: true, cross: true, label });
       }
     }
@@ -125,7 +125,7 @@ const FIGURES = {
     const rows = problem.seen((g) => g.density).map((g) => ({
       name: g.label, style: problem.styles.get(g.label),
       points: g.density.points.map(([x, y]) => {
-        return { x, y, said: [`density ${shown(y)} at λ = ${shown(x)}`, `seed ${g.density.seed}`] };
+        return { x, y, lines: [`density ${shown(y)} at λ = ${shown(x)}`, `seed ${g.density.seed}`] };
       }),
     }));
     return { label: "Spectral density of the Hessian", rows, x: { title: "eigenvalue λ" }, decades: 8 };
@@ -136,7 +136,7 @@ const FIGURES = {
     const series = seen.flatMap((g) => g.gamma.curves.map((curve, t) => {
       const which = `γ${sub(t + 1)}`, style = { ...problem.styles.get(g.label), dash: DASHES[t % 4] };
       const points = curve.map(([epoch, , , y, low, high]) => {
-        return { x: epoch, y, low, high, said: [`${which} = ${shown(y)}`, `epoch ${epoch}`] };
+        return { x: epoch, y, low, high, lines: [`${which} = ${shown(y)}`, `epoch ${epoch}`] };
       });
       return { name: (seen.length > 1 ? `${g.label}: ` : "") + which, style, points, line: true, band: true };
     }));
@@ -150,7 +150,7 @@ const FIGURES = {
     for (const g of seen) {
       const style = problem.styles.get(g.label), all = g.gamma.polynomials;
       const mean = all[0].map(([x], k) => [x, all.reduce((sum, one) => sum + one[k][1], 0) / all.length]);
-      const made = (points) => points.map(([x, y]) => ({ x, y, said: [`P(${shown(x)}) = ${shown(y)}`] }));
+      const made = (points) => points.map(([x, y]) => ({ x, y, lines: [`P(${shown(x)}) = ${shown(y)}`] }));
       for (const one of all.length > 1 ? all : []) {
         series.push({ name: g.label, style, thin: true, label: false, points: made(one), line: true });
       }

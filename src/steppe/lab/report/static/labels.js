@@ -86,9 +86,9 @@ function overlap(a, b) {
   return a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
 }
 
-function textWidth(svg, said) {
+function textWidth(svg, text) {
   const g = element("svg:g", { class: "name" }, svg);
-  const width = element("svg:text", {}, g, said).getComputedTextLength();
+  const width = element("svg:text", {}, g, text).getComputedTextLength();
   g.remove();
   return width;
 }

@@ -45,8 +45,8 @@ function drawAll(problem) {
 
 function fillQuantities(section, data) {
   const choice = section.querySelector('[data-choice="quantity"]');
-  Object.entries(data.quantities).forEach(([name, said], k) => {
-    if (choice) element("button", { type: "button", "data-value": name, "aria-pressed": k === 0 }, choice, said);
+  Object.entries(data.quantities).forEach(([name, title], k) => {
+    if (choice) element("button", { type: "button", "data-value": name, "aria-pressed": k === 0 }, choice, title);
   });
 }
 

@@ -1,7 +1,7 @@
 "use strict";
 // Densities one above the other on the same logarithmic axis: on top of each other they could not be distinguished.
 
-// spec: {label, rows: [{name, style, points: [{x, y, said}]}], x: {title}, decades}
+// spec: {label, rows: [{name, style, points: [{x, y, lines}]}], x: {title}, decades}
 function drawRidges(host, spec) {
   const width = Math.max(240, Math.floor(host.clientWidth)), narrow = width < 560, tall = narrow ? 58 : 66;
   const height = 30 + tall * Math.max(1, spec.rows.length) + 46;
@@ -39,8 +39,8 @@ function drawRowAxis(svg, ys, inner) {
   for (const power of ends) {
     const y = ys.to(10 ** power);
     element("svg:line", { x1: inner.x0 - 4, x2: inner.x0, y1: y, y2: y, class: "axis" }, axes);
-    const said = power === 0 ? "1" : `10${raised(power)}`;
-    element("svg:text", { x: inner.x0 - 8, y: y + 4, "text-anchor": "end" }, axes, said);
+    const text = power === 0 ? "1" : `10${raised(power)}`;
+    element("svg:text", { x: inner.x0 - 8, y: y + 4, "text-anchor": "end" }, axes, text);
   }
   const [y1, y2] = ends.map((power) => ys.to(10 ** power));
   element("svg:line", { x1: inner.x0, x2: inner.x0, y1, y2, class: "axis" }, axes);
