@@ -1,4 +1,4 @@
-"""`steppe doctor`: it finds what is there, says how to get what is not, and nothing makes it fail."""
+"""`steppe doctor` finds what works, says how to get what is missing, and never fails itself."""
 
 from __future__ import annotations
 
