@@ -100,6 +100,25 @@ def test_a_batch_that_is_skipped_is_not_seen_again():
     assert_same(run(True), run(False))
 
 
+def test_an_interrupt_in_a_pass_leaves_the_weights_where_they_were():
+    """Also with a method whose first look is away from the weights."""
+    model = network()
+    optimizer = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.MSAM())
+    scaler = SharpnessAwareScaler(model, device="cpu", enabled=False)
+    (x, y), *_ = data()
+    scaler(scaler.forward(optimizer, lambda: F.cross_entropy(model(x), y)), optimizer)
+    optimizer.zero_grad()
+    before, moved = [p.detach().clone() for p in model.parameters()], []
+
+    def interrupted() -> torch.Tensor:
+        moved.append(not all(map(torch.equal, before, model.parameters())))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scaler.forward(optimizer, interrupted)
+    assert moved == [True] and all(map(torch.equal, before, model.parameters()))
+
+
 def train(model: nn.Module, optimizer: Any, scaler: Any, accumulate: int, autocast: torch.dtype | None) -> None:
     """The order of things in timm's train.py."""
     model.train()
