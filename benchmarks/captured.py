@@ -252,14 +252,14 @@ def claims(model: str, times: dict[str, list[float]]) -> list[dict[str, Any]]:
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype = torch.float32) -> float:
-    """Floating-point operations a second on large matrices, in the precision of this run."""
+    """Floating-point operations per second on large matrices, in the precision of this run."""
     a = torch.randn(8192, 8192, device=device, dtype=dtype)
     seconds = interleaved({"matmul": lambda: a @ a}, device, 10, 1.0)["matmul"]
     return 2 * 8192**3 / sorted(seconds)[len(seconds) // 2]
 
 
 def copy_rate(device: torch.device) -> float:
-    """Bytes read and written a second by a large copy."""
+    """Bytes read and written per second by a large copy."""
     a = torch.zeros(1 << 28, device=device)
     b = torch.empty_like(a)
     seconds = interleaved({"copy": lambda: b.copy_(a)}, device, 10, 1.0)["copy"]
@@ -288,10 +288,10 @@ def charts(record: Record, name: str) -> Iterator[Chart]:
     for model, times in milliseconds(record).items():
         bars = {who: {"milliseconds": t} for who, t in times.items()}
         title = f"{model}, {device_of(record)}"
-        yield Chart(f"{name}-{model}", title, "milliseconds a step", bars, logarithmic=True)
+        yield Chart(f"{name}-{model}", title, "milliseconds per step", bars, logarithmic=True)
     each = {f"{r['looks']}": {"a look": r["milliseconds"]["median"] / r["looks"]} for r in record["looks"]}
     title = f"{record['looks'][0]['model']}, by looks a step, {device_of(record)}"
-    yield Chart(f"{name}-looks", title, "milliseconds a look", each)
+    yield Chart(f"{name}-looks", title, "milliseconds per look", each)
 
 
 def summary(record: Record, name: str) -> Iterator[Chart]:
@@ -301,7 +301,7 @@ def summary(record: Record, name: str) -> Iterator[Chart]:
         peer = min(t for who, t in times.items() if who.endswith("'s SAM, eager"))
         bars[model] = {"SAM, captured": times["SAM, captured"], "best peer's SAM, eager": peer}
         bars[model]["two passes' multiplications alone"] = times["(two passes' multiplications alone)"]
-    yield Chart(f"{name}-summary", f"A SAM step, {device_of(record)}", "milliseconds a step", bars, logarithmic=True)
+    yield Chart(f"{name}-summary", f"A SAM step, {device_of(record)}", "milliseconds per step", bars, logarithmic=True)
 
 
 def claims_table(record: Record) -> list[str]:

@@ -188,13 +188,13 @@ def charts(record: Record, name: str) -> Iterator[Chart]:
             label = f"{r['contender']}, {r['launches']:.0f} launches"
             times[label] = {"host": r["host_ms"]["median"], "until the device is done": r["all_ms"]["median"]}
         where = f"ResNet-18, batch {record['batch']}, {layout}, {device_of(record)}"
-        yield Chart(short, f"Eager SAM, {where}", "milliseconds a step", times)
+        yield Chart(short, f"Eager SAM, {where}", "milliseconds per step", times)
         medians = {part: spread["median"] for part, spread in found["parts"].items() if not part.startswith("a step")}
         whole, launch = medians.pop("all of steppe's"), medians.pop("one launch")
         rest = whole - sum(medians.values())
         parts = {"all of steppe's": whole, **medians, "the rest, in Python": rest, "(one kernel launch)": launch}
         bars = {part: {"host": value} for part, value in parts.items()}
-        yield Chart(f"{short}-parts", f"Host time of steppe's part, {where}", "microseconds a step", bars)
+        yield Chart(f"{short}-parts", f"Host time of steppe's part, {where}", "microseconds per step", bars)
 
 
 PAGE = Page(

@@ -139,7 +139,7 @@ def verdict(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def charts(record: Record, name: str) -> Iterator[Chart]:
     """Peak memory over the base's, and time over that with the copy on the device, by batch size."""
-    title = f"{count(record['parameters'])} parameters, {LENGTH} tokens a sequence, {device_of(record)}"
+    title = f"{count(record['parameters'])} parameters, {LENGTH} tokens per sequence, {device_of(record)}"
     groups = {f"{batch} sequences": found for batch, found in record["over"].items()}
     memory = {
         group: {HERE: found["device_memory_over_base"], THERE: found["memory_over_base"]}

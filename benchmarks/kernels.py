@@ -3,9 +3,9 @@
     python benchmarks/kernels.py [--models mlp-3 resnet-18] [--results FOLDER]
 
 A captured step does not wait for the host: its time is that of the kernels and of the gaps between them. Measured for
-a plain step and for SAM, captured, and for SAM captured with a compiled model: milliseconds a step without a profiler;
-and with a profiler the number of kernels, how long the device is busy with them, and their kinds. For comparison the
-peers' eager SAM: it runs the same kernels, but the device waits for the host most of the time.
+a captured plain step, for captured SAM, and for captured SAM with a compiled model: milliseconds per step without a
+profiler; and with a profiler the number of kernels, how long the device is busy with them, and their kinds. For
+comparison, eager SAM by other libraries: it runs the same kernels, but the device waits for the host most of the time.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def charts(record: Record, name: str) -> Iterator[Chart]:
                 for kind, spent in r["kinds"].items():
                     kinds.setdefault(kind, {})[f"{who}{compiled}"] = spent["us"]
         title = f"{model}, {device_of(record)}"
-        yield Chart(f"{name}-{model}", title, "milliseconds a step", times, logarithmic=True)
-        yield Chart(f"{name}-{model}-kinds", f"{model}, captured, by kind of kernel", "microseconds a step", kinds)
+        yield Chart(f"{name}-{model}", title, "milliseconds per step", times, logarithmic=True)
+        yield Chart(f"{name}-{model}-kinds", f"{model}, captured, by kind of kernel", "microseconds per step", kinds)
 
 
 PAGE = Page(

@@ -193,7 +193,7 @@ def charts(record: Record, name: str) -> Iterator[Chart]:
         times.setdefault(r["model"], {})[r["precision"]] = r["sam_ms_a_seed"]["median"]
         errors.setdefault(f"{r['model']}, direction", {})[r["precision"]] = r["direction_error"]
         errors.setdefault(f"{r['model']}, slope of γ", {})[r["precision"]] = r["slope_error"]
-    yield Chart(f"{name}-precision", f"SAM, captured, five seeds at once, {where}", "milliseconds a seed", times)
+    yield Chart(f"{name}-precision", f"SAM, captured, five seeds at once, {where}", "milliseconds per seed", times)
     title = "GAM's direction and slope, error against float64"
     yield Chart(f"{name}-errors", title, "relative error", errors, logarithmic=True)
 
@@ -222,7 +222,7 @@ def main() -> None:
          f"{r['slope_error']:.1e}"]
         for r in found["precision"]
     ]  # fmt: skip
-    columns = ["model", "precision", "SAM, ms a seed", "error of GAM's direction", "of its slope"]
+    columns = ["model", "precision", "SAM, ms per seed", "error of GAM's direction", "of its slope"]
     show_table("precision", columns, rows)
     write_json(args.results / "limits-cuda.json", {"environment": environment(device), **found})
 

@@ -226,10 +226,10 @@ def charts(record: Record, name: str) -> Iterator[Chart]:
             "multiplications at the full rate": r["multiplications_ms"] / total,
             "memory at the full rate": r["memory_ms"] / total,
         }
-        label = f"{r['model']}, {r['epoch']['examples'] / r['epoch']['seconds']:.0f} examples a second"
+        label = f"{r['model']}, {r['epoch']['examples'] / r['epoch']['seconds']:.0f} examples per second"
         epochs[label] = r["epoch"]["parts"]
     where = device_of(record)
-    yield Chart(f"{name}-step", f"A captured SAM step, by what is done, {where}", "milliseconds a step", steps)
+    yield Chart(f"{name}-step", f"A captured SAM step, by what is done, {where}", "milliseconds per step", steps)
     title = f"Two passes at the limits of the chip, {where}"
     yield Chart(f"{name}-limits", title, "share of the step's time", limits, "the step")
     yield Chart(f"{name}-epoch", f"An epoch of SAM, {where}", "seconds", epochs)
