@@ -107,7 +107,7 @@ def test_a_complete_run_is_as_exact_as_its_numbers(dtype):
             assert estimate.standard_error <= 1000 * torch.finfo(dtype).eps * abs(truth)
 
 
-@some_slow("class weights", "squared error", "tokens, some ignored")
+@some_slow("tokens, some ignored")
 def test_density_moments_are_within_their_errors(all_problems, index):
     problem, A = all_problems[index]
     probes = min(64, len(A) // 3)  # two blocks must not span everything

@@ -23,7 +23,7 @@ def test_t_quantiles_are_scipys():
             assert t_quantile(probability, degrees) == pytest.approx(exact, rel=1e-10)
 
 
-@some_slow("class weights", "squared error", "tokens, some ignored")
+@some_slow("tokens, some ignored")
 @pytest.mark.parametrize("measure", ["trace", "frobenius"])
 def test_intervals_are_as_wide_as_they_should_be(all_problems, index, measure):
     problem, A = all_problems[index]

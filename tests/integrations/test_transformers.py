@@ -97,7 +97,7 @@ def batches_of(examples: list[dict[str, Tensor]], size: int) -> list[dict[str, T
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_classification_is_the_plain_loop(name: str, accumulate: int, tmp_path):
     model, expected = Classifier(), Classifier()
     args = arguments(tmp_path, per_device_train_batch_size=16, gradient_accumulation_steps=accumulate)
@@ -167,7 +167,7 @@ def train_language_model(folder: Path, name: str, accumulate: int, model: Any, *
 
 
 @pytest.mark.parametrize("name", ["SAM", "LookSAM", "CRSAM"])
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_language_model_with_uneven_token_counts_is_the_plain_loop(name: str, accumulate: int, tmp_path):
     model, expected = language_model(), language_model()
     _, start = train_language_model(tmp_path, name, accumulate, model, learning_rate=1e-3)
