@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 
@@ -66,15 +67,26 @@ def test_the_page_runs(page, alone):
     name = str(page.relative_to(DOCS))
     exec(compile(GIVEN.get(name, ""), f"before {name}", "exec"), vars(alone))
     for line, needs, code in blocks(page):
-        if not needs:
+        if not needs or has_torch(needs):
             exec(compile("\n" * (line - 1) + code, str(page), "exec"), vars(alone))
+
+
+def has_torch(needs: str) -> bool:
+    """Whether a block only needs a version of torch, and this one is new enough."""
+    found = re.fullmatch(r"needs torch (\d+)\.(\d+)", needs)
+    return found is not None and tuple(map(int, torch.__version__.split(".")[:2])) >= tuple(map(int, found.groups()))
+
+
+def test_a_block_that_needs_a_torch_runs_where_there_is_one():
+    assert has_torch("needs torch 2.6") and not has_torch("needs torch 99.0")
+    assert not has_torch("needs a GPU") and not has_torch("needs torch 2.6 and a GPU")
 
 
 def test_only_marked_blocks_are_left_out():
     """A block that is not run states on the page what it needs."""
     left_out = [(page.name, needs) for page in pages_with_code() for _, needs, _ in blocks(page) if needs]
-    for page, needs in left_out:
-        assert any(word in needs for word in ("GPU", "CUDA", "network", "compiler", "processes")), (page, needs)
+    known = ("GPU", "CUDA", "network", "compiler", "processes", "torch ")
+    assert [(page, needs) for page, needs in left_out if not any(word in needs for word in known)] == []
 
 
 def test_pages_are_found_and_a_wrong_one_fails(tmp_path, alone):
