@@ -106,5 +106,5 @@ def captured_sentence() -> str:
     base, peer = span("SAM, captured", "base, captured"), span("best peer's SAM, eager", "SAM, captured")
     return (
         f"On one {record['environment']['device']} a captured SAM step takes {base} times as long as its base. The "
-        f"fastest SAM step of the other libraries takes {peer} times as long as that (four nets, MLP-3 to ResNet-18)."
+        f"fastest SAM step of the other libraries takes {peer} times as long as ours (four nets, MLP-3 to ResNet-18)."
     )
