@@ -97,3 +97,10 @@ def fresh_radii() -> list[Job]:
         for group, some in zip(GROUPS[:2], radii, strict=True)
         for rho in some
     ]
+
+
+def parts() -> list[Job]:
+    """Which part of the gap in windows does it: without the offset; with it, but free to fall in the first half."""
+    adam = GROUPS[1][1:]
+    changes = ({"offset": False}, {"half": 0.0})
+    return [windows(adam, ({"times": 2.0},), seeds=range(300, 324), more=change) for change in changes]

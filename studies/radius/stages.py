@@ -227,6 +227,7 @@ STAGES: dict[str, Callable[[], list[Job]]] = {
     "scaled": scaled_stages.chosen_on,
     "windows-fresh": scaled_stages.fresh,
     "windows-radii": scaled_stages.fresh_radii,
+    "windows-parts": scaled_stages.parts,
     "fresh-toy": lambda: [
         replace(
             job,
