@@ -17,7 +17,7 @@ from steppe.engine.looks import LookRunner
 
 
 @pytest.mark.parametrize(
-    "stride", [27, pytest.param(3, marks=pytest.mark.slow)], ids=["some lines", "all lines with the other two"]
+    "stride", [81, pytest.param(3, marks=pytest.mark.slow)], ids=["some lines", "all lines with the other two"]
 )
 @pytest.mark.parametrize("how", [by_closure, by_loop], ids=["closure", "passes"])
 @pytest.mark.parametrize(("start", "recover"), list(enumerate(RECOVER, start=1)), ids=list(RECOVER))

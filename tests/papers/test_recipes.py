@@ -124,7 +124,10 @@ MEASURED = {  # on large images it takes long: see test_imagenet_table.py
 }
 
 
-@pytest.mark.parametrize("experiment", MEASURED.values(), ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "experiment",
+    [pytest.param(e, id=e.name, marks=pytest.mark.slow if "vgg" in e.name else ()) for e in MEASURED.values()],
+)
 def test_smoke_with_measurements(experiment, tmp_path):
     planned = Planned(experiment, "smoke", [0], experiment.cells[:1])
     run(planned, Place(tmp_path, measuring=experiment.measuring_at("smoke")))
