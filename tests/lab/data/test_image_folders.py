@@ -101,7 +101,7 @@ def test_tiny_imagenets_layout(tmp_path):
         Image.fromarray(images("cifar10")[i].permute(1, 2, 0).numpy()).resize((64, 64)).save(val / f"val_{i}.JPEG")
         lines.append(f"val_{i}.JPEG\t{CLASSES[2 - i % 3]}\t0\t0\t62\t62")
     (val.parent / "val_annotations.txt").write_text("\n".join(lines))
-    with pytest.raises(UserError, match=r"^tiny-imagenet in .* has 3 classes, not 200: another set\?$"):
+    with pytest.raises(UserError, match=r"^tiny-imagenet in .* has 3 classes, not 200: is it another data set\?$"):
         load("tiny-imagenet", tmp_path)
     data = load("tiny-imagenet", tmp_path, verify=False)
     assert data.input_shape == (3, 64, 64) and data.test.targets.tolist() == [2, 1, 0, 2, 1, 0]
