@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -33,7 +34,8 @@ class Case:
 
     def start(self) -> tuple[nn.Sequential, Optimizer]:
         model = net(self.dtype, self.biases)
-        torch.manual_seed(1)  # some bases draw
+        torch.manual_seed(1)  # some bases draw, also from NumPy
+        numpy.random.seed(1)
         return model, self.make(list(model.parameters()))
 
     def wrapped(self, method: steppe.Method) -> tuple[nn.Sequential, steppe.SharpnessAware]:

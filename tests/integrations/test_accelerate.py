@@ -22,13 +22,6 @@ from steppe.integrations.accelerate import Backward, require_supported  # noqa: 
 BATCHES, SIZE = 7, 16
 
 
-@pytest.fixture(autouse=True)
-def _accelerate_forgets():
-    """All Accelerators of a process share their settings."""
-    yield
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-
-
 def loader() -> DataLoader:
     x, y = digits(torch.float32)
     return DataLoader(TensorDataset(x[: BATCHES * SIZE], y[: BATCHES * SIZE]), batch_size=SIZE)

@@ -29,12 +29,6 @@ EPOCHS, SIZE, COUNT = 2, 16, 64
 METHODS = [steppe.SAM(rho=0.1), steppe.MSAM()]  # MSAM's first look is away from the weights
 
 
-@pytest.fixture(autouse=True)
-def _accelerate_forgets():
-    yield
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-
-
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

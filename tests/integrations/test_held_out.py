@@ -73,24 +73,22 @@ def test_accelerate(name, accumulate):
     net = seeded(batchnorm_dropout, dtype=torch.float32)
     optimizer = steppe.SharpnessAware(torch.optim.SGD(net.parameters(), lr=0.1), METHODS[name], model=net)
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
-    try:
-        model, prepared = accelerator.prepare(net, optimizer)
-        backward = Backward(accelerator, model, prepared, auxiliary=DataLoader(TensorDataset(*HELD), 16))
-        torch.manual_seed(1)
-        for x, y in zip(X[:96].split(16), Y[:96].split(16), strict=True):
-            with accelerator.accumulate(model):
-                backward(lambda x, y: F.cross_entropy(model(x), y), x, y)
-                prepared.step()
-                prepared.zero_grad()
-    finally:
-        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    model, prepared = accelerator.prepare(net, optimizer)
+    backward = Backward(accelerator, model, prepared, auxiliary=DataLoader(TensorDataset(*HELD), 16))
+    torch.manual_seed(1)
+    for x, y in zip(X[:96].split(16), Y[:96].split(16), strict=True):
+        with accelerator.accumulate(model):
+            backward(lambda x, y: F.cross_entropy(model(x), y), x, y)
+            prepared.step()
+            prepared.zero_grad()
     assert_same(net, expected_net(name, accumulate))
     assert optimizer.steps == 6 // accumulate
 
 
 @each
 def test_transformers(name, accumulate, tmp_path):
-    transformers, accelerate = pytest.importorskip("transformers"), pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
     from steppe.integrations.transformers import SharpnessAwareTrainer
 
     class Classifier(nn.Module):
@@ -121,10 +119,7 @@ def test_transformers(name, accumulate, tmp_path):
         optimizers=(torch.optim.SGD(model.parameters(), lr=0.1), None),
         callbacks=[Begin()],
     )
-    try:
-        trainer.train()
-    finally:
-        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    trainer.train()
     assert_same(model.net, expected_net(name, accumulate))
 
 

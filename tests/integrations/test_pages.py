@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,17 +18,13 @@ NEEDS = {
 
 @pytest.mark.filterwarnings("ignore")  # the trainers' own, about loaders and loggers
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_page_runs(page: Path, tmp_path, monkeypatch, request):
+def test_the_page_runs(page: Path, tmp_path, monkeypatch):
     if page.stem == "timm":
         importlib.import_module("integrations.test_timm")  # skips where timm cannot be imported
     else:
         monkeypatch.setenv("KERAS_BACKEND", "torch")
         pytest.importorskip(NEEDS[page.stem])
     monkeypatch.chdir(tmp_path)
-    if "accelerate" in sys.modules or page.stem in ("transformers", "accelerate", "trl"):
-        state = pytest.importorskip("accelerate").state.AcceleratorState
-        state._reset_state(reset_partial_state=True)
-        request.addfinalizer(lambda: state._reset_state(reset_partial_state=True))
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     namespace: dict = {"__name__": __name__}

@@ -14,19 +14,12 @@ import steppe
 from helpers.plain_loop import METHODS, assert_same, plain_loop, windows_of
 from helpers.problems import batchnorm_dropout, digits, seeded
 
-accelerate = pytest.importorskip("accelerate")
+pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 
 from steppe.integrations.transformers import SharpnessAwareMixin, SharpnessAwareTrainer  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _accelerate_forgets():
-    """All Accelerators of a process share their settings."""
-    yield
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 class Classifier(nn.Module):

@@ -15,7 +15,7 @@ import torch
 import steppe
 from helpers.plain_loop import assert_same
 
-accelerate = pytest.importorskip("accelerate")
+pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
@@ -32,11 +32,9 @@ TIMES = ("runtime", "per_second", "time")
 
 
 @pytest.fixture(autouse=True)
-def _as_before(monkeypatch):
-    """No network; and all Accelerators of a process share their settings."""
+def _offline(monkeypatch):
+    """No network."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    yield
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def tokenizer() -> Any:
