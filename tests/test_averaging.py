@@ -171,3 +171,18 @@ def test_update_does_not_synchronise_with_the_device():
             average.update()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_extra_state_of_a_module_is_left_alone():
+    class Noted(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"calls": 3}
+
+        def set_extra_state(self, state: dict[str, int]) -> None:
+            pass
+
+    model = Noted(2, 1)
+    average = steppe.Averaging(model, swa_from=0)
+    average.update()
+    with average.in_place():
+        assert torch.equal(model.weight, average.model.weight)

@@ -177,13 +177,16 @@ def test_gams_slope_is_the_same_however_products_are_made_when_a_group_stays(dis
     torch.testing.assert_close(slope("central"), slope("exact"), rtol=1e-6, atol=0)
 
 
-def test_a_groups_rho_is_refused_where_there_is_one_for_all():
+@pytest.mark.parametrize("method", [TraceSAM(), steppe.LESAM(), steppe.GapSAM(), steppe.GAM()], ids=lambda m: m.name)
+def test_a_groups_rho_is_refused_by_methods_that_would_ignore_it(method):
     p = weights(0.5)
-    opt = SharpnessAware(SGD([{"params": [p], "rho": 3.0}], lr=0.1), TraceSAM())
-    with pytest.raises(ValueError, match="TraceSAM has one rho for all weights"):
-        opt.step(lambda: quartic(p))
+    opt = SharpnessAware(SGD([{"params": [p], "rho": 3.0}], lr=0.1), method)
+    for wrapped in (method, steppe.Every(2, method)):
+        opt.method = wrapped
+        with pytest.raises(ValueError, match=f"{method.name} has no radius that a parameter group could override"):
+            opt.step(lambda: quartic(p), auxiliary=lambda: quartic(p))
     assert p.tolist() == [0.5]
-    opt.method = steppe.Plain()  # has none: a baseline with the same groups
+    opt.method = steppe.Plain()  # has no settings: a baseline with the same groups
     opt.step(lambda: quartic(p))
 
 

@@ -101,7 +101,8 @@ class Averaging:
         ...     torch.equal(model.weight, average.model.weight)
         True
         """
-        pairs = list(zip(self._source.state_dict().values(), self.model.state_dict().values(), strict=True))
+        both = zip(self._source.state_dict().values(), self.model.state_dict().values(), strict=True)
+        pairs = [pair for pair in both if isinstance(pair[0], Tensor)]  # a module's extra state may be anything
         saved = [own.clone() for own, _ in pairs]
         try:
             for own, averaged in pairs:

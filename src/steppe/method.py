@@ -210,10 +210,11 @@ class Method:
                 values[f.name] = value.at(step, lr, group_rho)
             elif f.name in numbers and callable(value):
                 values[f.name] = value(step, lr)
-        if group_rho is not None and not self.radius and any(f.name == "rho" for f in fields(self)):
+        inner = any(isinstance(getattr(self, f.name), Method) for f in fields(self))  # it takes the groups' radii
+        if group_rho is not None and not self.radius and not inner and fields(self):  # Plain has no settings
             raise ValueError(
-                f"{self.name} has one rho for all weights (it declares no `radius` that a parameter group could "
-                "override): remove rho from the groups; perturb=False excludes a group from perturbation"
+                f"{self.name} has no radius that a parameter group could override (it declares no `radius`): remove "
+                "rho from the groups; perturb=False excludes a group from perturbation"
             )
         if group_rho is not None and self.radius:
             own = values.get(self.radius, getattr(self, self.radius))
