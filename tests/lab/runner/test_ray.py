@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from steppe.lab.records import read_records
 from steppe.lab.runner.ray import next_run
 
 pytest.importorskip("ray")
@@ -70,6 +71,24 @@ def test_dead_ray_workers_are_reported_in_one_line(tmp_path):
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and "the Ray cluster failed (" in last, done.stderr
     assert "nothing is lost: run the same command again to resume" in last
+
+
+PAPER = ("extra/frontier", "--scale", "smoke", "--cells", "digits-clean/sam-default", "--seeds", "1")
+SWEEP = ("--method", "sam", "--grid", "sam.rho=0.05", "--seeds", "1", "--epochs", "1", "--device", "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("paper", "run", *PAPER), ("sweep", *SWEEP)], ids=lambda words: words[0])
+def test_commands_train_on_ray_what_they_train_here(words, tmp_path):
+    options: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "check": False}
+    losses = []
+    for on in ("local", "ray"):
+        done = subprocess.run([sys.executable, "-m", "steppe", *words, "--on", on, "--out", on], **options)
+        if done.returncode and subprocess.run([sys.executable, "-c", CAN_RAY_START], **options).returncode:
+            pytest.skip("ray cannot start here")
+        assert done.returncode == 0, done.stderr
+        losses.append({r["key"]: r["final"]["test_loss"] for r in read_records([tmp_path / on]) if r["final"]})
+    assert losses[0] and losses[0] == losses[1]
 
 
 class FakeRay:
