@@ -18,6 +18,7 @@ Growth: SAM relative to the base by the number of parameters (stacks of linear l
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -57,7 +58,7 @@ def step_of(model: nn.Module, method: Method, batch: Any, other: Any) -> tuple[S
     opt = steppe.SharpnessAware(torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused), method, model=model)
     second: dict[str, Any] = {"auxiliary": other} if "auxiliary" in method.needs else {}
     step = steppe.capture(lambda x, y: F.cross_entropy(model(x), y), opt)
-    for _ in range(4):
+    for _ in range(6):  # eager steps to warm up, also those of a method whose first step differs; then recorded ones
         step(*batch, **second)
     if fused and not step.how.startswith("replayed"):
         raise SystemExit(step.how)
@@ -194,6 +195,20 @@ PAGE = Page(
 )
 
 
+def show(content: dict[str, Any]) -> None:
+    rows = [
+        [r["model"], r["method"], f"{r['looks']:.3g}", f"{r['milliseconds']['median']:.3f}",
+         f"{r['gradients']['median']:.2f}", f"{r['over_bound']:.3f}", f"{r['bytes']:.1f}", f"{r.get('kernels', 0):.0f}"]
+        for r in content["methods"]
+    ]  # fmt: skip
+    show_table("bounds", ["model", "method", "looks", "ms", "bases", "over bound", "bytes", "kernels"], rows)
+    rows = [
+        [r["by"], f"{r['size']}", f"{r['base']:.3f}", f"{r['SAM']:.3f}", f"{r['over_base']['median']:.3f}"]
+        for r in content["growth"]
+    ]
+    show_table("growth", ["by", "size", "base, ms", "SAM, ms", "SAM / base"], rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["mlp-3", "cnn-5", "cnn-14", "resnet-18"])
@@ -205,23 +220,18 @@ def main() -> None:
     device = pick_device(args.device)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
-    methods: list[dict[str, Any]] = []
-    for name in args.models:
-        methods += by_method(name, device, args.rounds)
-    grown = growth(device, args.largest, args.rounds)
-    rows = [
-        [r["model"], r["method"], f"{r['looks']:.3g}", f"{r['milliseconds']['median']:.3f}",
-         f"{r['gradients']['median']:.2f}", f"{r['over_bound']:.3f}", f"{r['bytes']:.1f}", f"{r.get('kernels', 0):.0f}"]
-        for r in methods
-    ]  # fmt: skip
-    show_table("bounds", ["model", "method", "looks", "ms", "bases", "over bound", "bytes", "kernels"], rows)
-    rows = [
-        [r["by"], f"{r['size']}", f"{r['base']:.3f}", f"{r['SAM']:.3f}", f"{r['over_base']['median']:.3f}"]
-        for r in grown
-    ]
-    show_table("growth", ["by", "size", "base, ms", "SAM, ms", "SAM / base"], rows)
+    content: dict[str, Any] = {"environment": environment(device), "methods": [], "growth": []}
     path = args.results / f"bounds-{device.type}.json"
-    write_json(path, {"environment": environment(device), "methods": methods, "growth": grown})
+    for name in args.models:
+        began = time.perf_counter()
+        content["methods"] += by_method(name, device, args.rounds)
+        write_json(path, content)  # now, so that an error or a time limit loses only the model under way
+        print(f"{time.perf_counter() - began:.0f} s for {name}", flush=True)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    content["growth"] = growth(device, args.largest, args.rounds)
+    write_json(path, content)
+    show(content)
 
 
 if __name__ == "__main__":

@@ -214,19 +214,30 @@ class Bench:
 
 
 class Traffic(TorchDispatchMode):
-    """Counts the bytes of the tensors that operations read and write."""
+    """Counts the bytes of the tensors that operations read and write; what is changed in place is read and written."""
+
+    NOTHING = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+    ONLY_WRITE = ("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_")
 
     def __init__(self):
         super().__init__()
         self.bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Run the operation; views move nothing."""
-        out = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, Tensor)]
-            self.bytes += sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
+        """Run the operation; views and new memory move nothing."""
+        out, name = func(*args, **(kwargs or {})), func._schema.name.partition("::")[2]
+        if not func.is_view and name not in self.NOTHING:
+            self.bytes += sum({t.data_ptr(): t.nbytes for t in self._tensors((args, kwargs, out))}.values())
+            if name not in self.ONLY_WRITE:
+                # Fused optimizers would write to the gradients only if they had to unscale them.
+                named = zip(args, func._schema.arguments, strict=False)
+                written = [a for a, known in named if known.is_write and known.name != "grads"]
+                self.bytes += sum({t.data_ptr(): t.nbytes for t in self._tensors(written)}.values())
         return out
+
+    @staticmethod
+    def _tensors(of: Any) -> list[Tensor]:
+        return [t for t in tree_leaves(of) if isinstance(t, Tensor)]
 
 
 def derived(times: dict[str, list[float]]) -> dict[str, list[float]]:

@@ -32,6 +32,7 @@ from kernels import kernels
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import steppe
 from steppe.lab.data.dataset import DataSet, Examples, Split
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.training.precision import autocast
@@ -48,6 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt-124m": {"batch": 8, "precision": "bf16", "compile": True, "base": "adamw", "task": "language"},
 }
 DTYPES = {"tf32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16}
+TOKENS, LENGTH, GPT_STEPS = 50257, 1024, 60  # GPT-2's vocabulary and context; batches in its epoch
 LONGEST = 15
 
 
@@ -92,12 +94,12 @@ def gpt(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def data_for(name: str, device: torch.device, examples: int, batch: int) -> DataSet:
-    """Random images of CIFAR-10's size; for GPT, random tokens, as many as make 60 steps."""
+    """Random images of CIFAR-10's size; for GPT, random tokens, as many as make an epoch."""
     if name == "gpt-124m":
-        tokens = torch.randint(50257, (62 * batch, 1025), device=device)
-        train, test = tokens[: 60 * batch], tokens[60 * batch :]
+        tokens = torch.randint(TOKENS, ((GPT_STEPS + 2) * batch, LENGTH + 1), device=device)
+        train, test = tokens[: GPT_STEPS * batch], tokens[GPT_STEPS * batch :]
         splits = [Examples(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in (train, test)]
-        return DataSet("random tokens", splits[0], splits[1], 50257, tokens=True)
+        return DataSet("random tokens", splits[0], splits[1], TOKENS, tokens=True)
     parts = []
     for count in (examples, examples // 5):
         images = torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8, device=device)
@@ -124,24 +126,31 @@ def one_model(name: str, device: torch.device, examples: int, rates: dict[str, f
     with tempfile.TemporaryDirectory() as folder:
         run = Run(recipe, Path(folder), device=str(device), data=data)
         epoch = timed_epoch(run, device)
-    plain = Run(replace(recipe, method="plain"), device=str(device), data=data)
     batch = next(iter(run.batches.of_epoch(1)))[:2]
-    steps = {"sam": lambda: run.step(*batch), "plain": lambda: plain.step(*batch)}
-    for step in steps.values():
-        for _ in range(4):
-            step()
-    times = {who: Spread.of(seconds, 1e3) for who, seconds in interleaved(steps, device, 15, 0.0).items()}
+    sam = time_of(run, batch, device)
     found: dict[str, Any] = {"model": name, "batch": recipe.batch, "precision": recipe.precision}
     found |= {"compiled": recipe.compile, "parameters": sum(p.numel() for p in run.net.parameters())}
-    found |= {"milliseconds": asdict(times["sam"]), "plain_milliseconds": asdict(times["plain"])}
+    if device.type == "cuda":
+        found |= kernels(lambda: run.step(*batch), 10, LONGEST)
+    # The same run goes on without SAM: a second one would compile for another half a minute.
+    run.optimizer.method = steppe.Plain()
+    found |= {"milliseconds": asdict(sam), "plain_milliseconds": asdict(time_of(run, batch, device))}
     found |= work(run, batch, device)
     if device.type == "cuda":
-        found |= kernels(steps["sam"], 10, LONGEST)
         rate = rates["bf16" if recipe.precision == "bf16" else "tf32"]
         found["multiplications_ms"] = 2e3 * found["flops_of_a_pass"] / rate
         found["memory_ms"] = 2e3 * found["bytes_of_a_pass"] / rates["bytes"]
-    epoch["parts"] = parts_of(epoch, times["sam"].median / 1e3)
+    epoch["parts"] = parts_of(epoch, sam.median / 1e3)
     return {**found, "epoch": epoch}
+
+
+def time_of(run: Run, batch: tuple[Tensor, Tensor], device: torch.device) -> Spread:
+    """Milliseconds of a step, which is recorded first if it is not yet."""
+    for _ in range(4):
+        run.step(*batch)
+    if device.type == "cuda" and not run._step.how.startswith("replayed"):
+        raise SystemExit(f"{run.recipe.model}: {run._step.how}")
+    return Spread.of(interleaved({"step": lambda: run.step(*batch)}, device, 15, 0.0)["step"], 1e3)
 
 
 def timed_epoch(run: Run, device: torch.device) -> dict[str, Any]:
@@ -176,7 +185,7 @@ def parts_of(epoch: dict[str, Any], step: float) -> dict[str, float]:
     return parts
 
 
-def work(run: Run, batch: tuple[Tensor, ...], device: torch.device) -> dict[str, float]:
+def work(run: Run, batch: tuple[Tensor, Tensor], device: torch.device) -> dict[str, float]:
     """Floating-point operations of a forward and backward pass, and bytes that its operations read and write."""
 
     def once() -> None:
@@ -271,17 +280,18 @@ def main() -> None:
     rates: dict[str, float] = {}
     if device.type == "cuda":
         rates = {name: matmul_rate(device, DTYPES[name]) for name in ("tf32", "bf16")} | {"bytes": copy_rate(device)}
+    path = args.results / f"where_time_goes-{device.type}.json"
     models: list[dict[str, Any]] = []
     for name in args.models:
         began = time.perf_counter()
         models.append(one_model(name, device, args.examples, rates))
         show(models[-1])
         print(f"{time.perf_counter() - began:.0f} s for {name}", flush=True)
+        # After every model, so that an error or a time limit loses only the one under way.
+        write_json(path, {"environment": environment(device), "rates": rates, "models": models})
         torch._dynamo.reset()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    path = args.results / f"where_time_goes-{device.type}.json"
-    write_json(path, {"environment": environment(device), "rates": rates, "models": models})
 
 
 if __name__ == "__main__":

@@ -84,7 +84,8 @@ def _overview(results: Results) -> str:
         counted = Counter(line.verdict for line in shown)
         if shown:
             lines_.append(f"| {link} | {' | '.join(str(counted[v] or '') for v in _VERDICTS)} |")
-        judged = [verdict for experiment in module.EXPERIMENTS for _, verdict, _ in findings(experiment, results)]
+        found = [one for experiment in module.EXPERIMENTS for one in findings(experiment, results)]
+        judged = [verdict for trend, verdict, _ in found if not trend.ours]
         if judged:
             words.append(f"| {link} | {' | '.join(str(judged.count(v) or '') for v in _OF_STATEMENTS)} |")
     extra = next(module for name, module in PAPERS.items() if name == "extra")
@@ -132,8 +133,9 @@ def section(experiment: Experiment, results: Results) -> str:
     shown = [line for line in whole if line.has_run or line.judged is not None]
     run = [line for line in shown if line.has_run]
     text += ["", *drawn] if drawn else []
-    if grid := matrix(whole):
-        text += ["", "Ours ± standard error (n) / the paper's number, in %:", "", *_table(grid)]
+    if grid := matrix(whole, experiment.rows):
+        paper = "" if experiment.rows else " / the paper's number"  # a table with rows of its own is not the paper's
+        text += ["", f"Ours ± standard error (n){paper}, in %:", "", *_table(grid)]
     if against := fair(experiment, results):
         said = "Compared with the best base that costs no more, with simultaneous 95 % confidence intervals:"
         text += ["", said, "", *_table(against)]

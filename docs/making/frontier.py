@@ -188,6 +188,11 @@ def _said(table: Any) -> str:
     return "test accuracy, %" if table.regime.metric == "test_accuracy" else "test perplexity"
 
 
+def accuracy(table: Any, row: Any) -> str:
+    """The mean of a row with its standard error."""
+    return _value(table, row)
+
+
 def _value(table: Any, row: Any) -> str:
     return _shown(table, row.group.mean(table.regime.metric) if row else None)
 

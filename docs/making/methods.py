@@ -10,9 +10,10 @@ from typing import Any
 from steppe.method import Method, number_fields
 from steppe.methods.registry import HEADER, own_methods, settings_of, table_rows, with_defaults
 
-from . import inline
+from . import inline, theorem
 from .benchmarks import script
 
+CHANGED = {"GAM": theorem.page_text}  # what else the text of a method's page has, from records
 NEEDS = {
     "auxiliary": "an auxiliary batch, a second one besides that of the step (`step(closure, auxiliary=...)`)",
     "hvp": 'Hessian-vector products (by difference, or exact with `hvp="exact"`)',
@@ -47,7 +48,8 @@ def page(cls: type[Method]) -> str:
     method = with_defaults(cls)
     text = (inspect.getdoc(cls) or "").partition("\nArgs:\n")[0]
     title, _, rest = text.partition("\n")
-    lines = [f"# {cls.__name__}", "", title, rest, ""]
+    changed = CHANGED.get(cls.__name__, str)
+    lines = [f"# {cls.__name__}", "", title, changed(rest), ""]
     lines += ["## When to use it", "", cls.advice, ""] if cls.advice else []
     lines += settings(cls)
     lines += [

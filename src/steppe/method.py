@@ -138,7 +138,7 @@ class Method:
     paper: ClassVar[str] = ""
     advice: ClassVar[str] = ""  # one line for somebody who chooses a method
     ranges: ClassVar[str] = ""  # the values that the papers used
-    # `cost`, `copies` and `needs` are values, or properties where they depend on the settings.
+    # `cost`, `copies`, `needs` and `stackable` are values, or properties where they depend on the settings.
     # Looks per step, on average. A Hessian-vector product counts as one:
     cost: ClassVar[Any] = 1
     # Extra copies of the parameters at the peak, including what is remembered between steps, on a model with
@@ -148,6 +148,9 @@ class Method:
     nonnegative: ClassVar[tuple[str, ...]] = ("rho",)
     radius: ClassVar[str] = ""  # the field that a parameter group's "rho" overrides
     needs: ClassVar[Any] = frozenset[str]()  # of "loss", "auxiliary", "sample", "hvp", "lr"
+    # Whether several models can be trained at once (`SharpnessAware(members=...)`). True only if every number that the
+    # method computes from vectors may be a tensor with one entry per member:
+    stackable: ClassVar[Any] = False
     aliases: ClassVar[tuple[str, ...]] = ()  # other names, in lower case
     registry: ClassVar[dict[str, type[Method]]] = {}  # every method class there is, by its name in lower case
 

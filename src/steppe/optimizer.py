@@ -37,7 +37,7 @@ Base = Optimizer | Sequence[Optimizer]
 # Methods of `SharpnessAware` that torch.compile must not trace:
 _NOT_TRACED = ("step", "passes", "gradient", "begin", "abandon", "zero_grad", "state_dict", "load_state_dict")
 # Settings of `SharpnessAware` besides base, method and model:
-_SETTINGS = ("local", "hvp", "seed", "norm_group", "loss_group", "home")
+_SETTINGS = ("local", "hvp", "seed", "norm_group", "loss_group", "home", "members")
 
 
 class SharpnessAware(Recordable, Optimizer):
@@ -67,6 +67,9 @@ class SharpnessAware(Recordable, Optimizer):
         home: where the weights are kept while a look is elsewhere: on their "device", or on the "cpu", in pinned
             memory. "cpu" saves one copy of the weights on the GPU (SAM's peak is then that of the base) and takes the
             time of one transfer per step; the bits are the same. A forward must not change the weights by `.data`.
+        members: train this many independent models in one step. Every parameter stacks theirs along its first
+            dimension (`torch.func.stack_module_state`), closures return one loss for each, and each has its own norms,
+            radius and method's memory. The base optimizer must treat every entry alone, as SGD and Adam do.
 
     >>> model = nn.Linear(2, 1)
     >>> opt = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), by_name("sam"), model=model)
@@ -86,11 +89,12 @@ class SharpnessAware(Recordable, Optimizer):
         norm_group: NormGroup | None = None,
         loss_group: Any = None,
         home: Place = "device",
+        members: int | None = None,
     ):
         self.base = checks.combine_bases(base)
         checks.check_settings(self.base, method, model, local, hvp, SharpnessAware)
         self.home: Place = checks.check_home(home)
-        self.method, self.model, self.local = method, model, local
+        self.method, self.model, self.local, self.members = method, model, local, members
         self.hvp: Products = hvp
         self.norm_group, self.loss_group = norm_group, loss_group
         self.metrics: dict[str, Any] = {}
@@ -190,7 +194,7 @@ class SharpnessAware(Recordable, Optimizer):
                 if look.product is not None:
                     hessian_product(closures, look, space.params, self.model)
                 else:
-                    look.loss = evaluate(closures, space.params, self.model, scaler)
+                    look.loss = evaluate(closures, space.params, self.model, scaler, self.members)
                 if look.index == 0:
                     first_loss = look.loss
         return first_loss
@@ -211,6 +215,7 @@ class SharpnessAware(Recordable, Optimizer):
         self.under_way.abandon()
 
     def _start(self, space: Space, scaler: GradScaler | None, first_done: bool) -> Generator[Pass, None, None]:
+        checks.check_members(self.members, self.method, self.model, scaler)
         self._scaler_steps = False
         return self.under_way.track(self._looks(space, scaler, first_done))
 
@@ -364,7 +369,8 @@ class SharpnessAware(Recordable, Optimizer):
         params = self._groups.trainable()
         if not params:
             raise RuntimeError("the base optimizer has no parameter that requires a gradient")
-        before, space = self.under_way.space, self.under_way.space_for(params, *self._groups.flags(), self.norm_group)
+        before, flags = self.under_way.space, self._groups.flags()
+        space = self.under_way.space_for(params, *flags, self.norm_group, self.members)
         if space is not before:
             checks.drop_used(self._groups.all_params())
         enabled = torch.is_grad_enabled()

@@ -35,6 +35,9 @@ class Space:
     `perturbed` and `adaptive` say, for each parameter, whether looks may move it, and whether adaptive methods scale
     its perturbation by the size of its weights; None means that all are. `norm_group` is the process group whose ranks
     hold other parameters of the same model: norms and inner products are summed over these ranks too.
+
+    With `members` the parameters are those of so many independent models, stacked along the first dimension. Reductions
+    then give one number per member, and a vector can be multiplied by one number per member.
     """
 
     def __init__(
@@ -43,8 +46,10 @@ class Space:
         perturbed: Sequence[bool] | None = None,
         adaptive: Sequence[bool] | None = None,
         norm_group: NormGroup | None = None,
+        members: int | None = None,
     ):
         self.params = list(params)
+        self.members = members
         self.perturbed, self.adaptive = _none_if_all(perturbed), _none_if_all(adaptive)
         self._dtypes, self._devices = [p.dtype for p in self.params], [p.device for p in self.params]
         self.norm_group = norm_group
@@ -55,7 +60,7 @@ class Space:
         self._in_one_place = not any(groups) and len(set(self._devices)) <= 1
 
     def __reduce__(self):  # process groups cannot be pickled; they follow from the parameters
-        return Space, (self.params, self.perturbed, self.adaptive, self.norm_group)
+        return Space, (self.params, self.perturbed, self.adaptive, self.norm_group, self.members)
 
     def fits(
         self,
@@ -63,6 +68,7 @@ class Space:
         perturbed: Sequence[bool] | None,
         adaptive: Sequence[bool] | None,
         norm_group: NormGroup | None = None,
+        members: int | None = None,
     ) -> bool:
         """Whether a space made of these would be this one."""
         return (
@@ -71,6 +77,7 @@ class Space:
             and [p.dtype for p in params] == self._dtypes
             and (_none_if_all(perturbed), _none_if_all(adaptive)) == (self.perturbed, self.adaptive)
             and norm_group is self.norm_group
+            and members == self.members
         )
 
     def pieces(self) -> list[Tensor]:
@@ -103,9 +110,10 @@ class Space:
         return Vector(self.pieces(), space=self)
 
     def zero(self) -> Tensor:
-        """A 0-d zero with the dtype and device of a reduction."""
+        """A zero with the dtype, device and shape of a reduction: 0-d, or one for each member."""
         first = local(self.params[0])
-        return torch.zeros((), dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
+        shape = () if self.members is None else (self.members,)
+        return torch.zeros(shape, dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
 
     def wrap(self, vector: Vector) -> list[Tensor]:
         """The entries as tensors of the parameters' type (shards become DTensors) and dtype."""
@@ -118,6 +126,8 @@ class Space:
 
     def dot(self, a: list[Tensor], b: list[Tensor]) -> Tensor:
         """Inner product of two tensor lists."""
+        if self.members is not None:
+            return tensor_lists.dot_by_member(a, b)
         if self._in_one_place:
             return tensor_lists.dot(a, b)
         return self.total([tensor_lists.dot([x], [y]) for x, y in zip(a, b, strict=True)])
@@ -151,8 +161,8 @@ class Vector:
 
     It is evaluated lazily. Inside it is a factor times a short sum of scaled lists of tensors, which is materialised
     only when the entries are needed: ``rho * unit(g)`` takes no pass over memory, and a method's combination of
-    gradients becomes one new tensor per parameter, not one per operation. Reductions return 0-d tensors, in float32 or
-    better.
+    gradients becomes one new tensor per parameter, not one per operation. Reductions return 0-d tensors (or one number
+    per member: see `Space`), in float32 or better.
     """
 
     __slots__ = ("_factor", "_norm", "_terms", "space")
@@ -233,7 +243,7 @@ class Vector:
             if len(numbers) < len(other.factors):
                 return self._from_tensors([t * f for t, f in zip(self.tensors, other.factors, strict=True)])
             return self._from_tensors(torch._foreach_mul(self.tensors, numbers))
-        _require_scalar(other)
+        _require_scalar(other, self.space.members)
         return self._from_terms(self._terms, times(self._factor, other))
 
     def __truediv__(self, other: Vector | float | Tensor) -> Vector:
@@ -290,7 +300,9 @@ class Vector:
         """Euclidean norm, over all parameters, devices and shards; cached."""
         if self._norm is None:
             factor, tensors = self._factor_and_tensors()
-            if self.space._in_one_place:
+            if self.space.members is not None:
+                norm = tensor_lists.norm_by_member(tensors)
+            elif self.space._in_one_place:
                 norm = tensor_lists.norm(tensors)
             else:
                 norm = self.space.total([n.square() for n in tensor_lists.norms(tensors)]).sqrt()
@@ -319,6 +331,8 @@ class Vector:
         mine, self._norm = self.tensors, None
         if isinstance(factor, Vector):
             torch._foreach_mul_(mine, factor.tensors)
+        elif factor.dim():
+            torch._foreach_mul_(mine, [tensor_lists.along_members(factor, t) for t in mine])
         elif self.space._in_one_place:
             torch._foreach_mul_(mine, factor)
         else:
@@ -348,6 +362,7 @@ def _none_if_all(flags: Sequence[bool] | None) -> list[bool] | None:
     return None if flags is None or all(flags) else list(flags)
 
 
-def _require_scalar(value: object) -> None:
-    if not (isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.dim() == 0)):
+def _require_scalar(value: object, members: int | None) -> None:
+    by_member = isinstance(value, Tensor) and members is not None and value.shape == (members,)
+    if not (isinstance(value, (int, float)) or by_member or (isinstance(value, Tensor) and value.dim() == 0)):
         raise TypeError(f"a Vector can be multiplied by a number, a 0-d tensor or a Vector, not {value!r}")

@@ -19,7 +19,7 @@ from steppe.cli import commands, options
 from steppe.cli.app import app
 from steppe.cli.commands import paper
 from steppe.lab.recipe.recipe import Recipe
-from steppe.lab.runner.local import Place
+from steppe.lab.runner.jobs import Place
 
 
 def run(*args: str):

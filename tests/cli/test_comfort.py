@@ -16,7 +16,8 @@ from steppe.cli.options import OBJECTIVE, PLACE
 from steppe.cli.progress import Display, other_measures
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.runner import estimate
-from steppe.lab.runner.local import Job, News, Place, perform
+from steppe.lab.runner.jobs import Job, Place
+from steppe.lab.runner.local import News, perform
 
 
 @pytest.fixture(autouse=True)

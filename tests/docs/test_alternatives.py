@@ -26,9 +26,9 @@ def test_each_method_exists_and_each_cell_is_a_gain_or_says_that_it_was_not_meas
 
 
 def test_a_cell_that_is_named_was_run():
-    """A wrong name of a cell would say "not measured"."""
+    """A wrong name of a cell would say "not measured". GAM as printed was not run on CIFAR-10 with wrong labels."""
     for row in alternatives.ROWS:
-        named = [bool(row.cell), bool(row.cell), bool(row.label)]
+        named = [bool(row.cell), bool(row.cell), bool(row.cell) and row.cell != "gam", bool(row.label)]
         assert [gain is not None for gain in alternatives.gains(row)] == named, row.method
 
 

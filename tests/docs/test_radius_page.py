@@ -67,6 +67,17 @@ def test_the_page_says_what_the_records_say():
             assert mean(row.gap) > max(mean(values) for values in row.sam.values())
 
 
+def test_the_page_says_what_the_map_says():
+    frontier = making("frontier")
+    noisy, tenth = frontier.table_of("cifar-40"), frontier.table_of("cifar-tenth")
+    gap, best = 100 * noisy.row("gapsam").group.mean("test_accuracy").value, 100 * noisy.best_base.mean.value
+    assert f"stopped early: {gap:.1f} against {best:.1f} % (n = 10," in TEXT
+    found = [100 * tenth.row(cell).group.mean("test_accuracy").value for cell in ("gapsam", "sam")]
+    assert "n = 10) GapSAM has {:.1f} %, where SAM with ρ = 1 has {:.1f} %".format(*found) in TEXT
+    runs = tenth.row("gapsam").group.records
+    assert {run["train_examples"] for run in runs} == {4900} and len(runs) == 10
+
+
 def test_what_averages_gain_is_what_the_records_say():
     said = " ".join((DOCS / "compare.md").read_text("utf-8").split())
     numbers = re.search(

@@ -18,7 +18,8 @@ import steppe
 from steppe.lab.comparing import Lines
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import RecordWarning, read_records
-from steppe.lab.runner.local import Job, News, perform
+from steppe.lab.runner.jobs import Job
+from steppe.lab.runner.local import News, perform
 from steppe.support.errors import UserError
 
 pytestmark = [

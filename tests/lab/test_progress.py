@@ -11,7 +11,8 @@ import pytest
 from steppe.cli.progress import Display
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.runner.estimate import Rate, Remaining
-from steppe.lab.runner.local import Job, News, Place, Reporter, perform
+from steppe.lab.runner.jobs import Job, Place
+from steppe.lab.runner.local import News, Reporter, perform
 
 
 @dataclass

@@ -9,8 +9,9 @@ import pytest
 pytest.importorskip("scipy")
 
 from steppe.lab.records import new_record, write_record
+from steppe.papers.choosing import CHOOSING
 from steppe.papers.definitions import frontier as definition
-from steppe.papers.definitions.frontier import CHOOSING, RADII, REGIMES, chosen_radii, frontier
+from steppe.papers.definitions.frontier import RADII, REGIMES, chosen_by, frontier
 from steppe.papers.frontier_table import length_for, table_of
 from steppe.papers.registry import find
 from steppe.papers.run import plan
@@ -30,13 +31,13 @@ def line(rho: float, seed: int, accuracy: float | None, regime: str = "digits-60
 def test_the_radius_is_the_best_on_held_out_data():
     means = dict(zip(RADII, (0.5, 0.6, 0.7, 0.8, 0.8, 0.9, 0.3), strict=True))
     lines = [line(rho, seed, mean + 0.01 * (seed - 1)) for rho, mean in means.items() for seed in range(3)]
-    assert chosen_radii(lines) == {"digits-60": 1.0}
+    assert chosen_by(lines) == {"digits-60": 1.0}
     lost = [one if (one["cell"], one["seed"]) != ("digits-60/choose/1.0", 2) else line(1.0, 2, None) for one in lines]
-    assert chosen_radii(lost) == {"digits-60": 0.2}  # as good as 0.5, and smaller
-    assert chosen_radii(lines[1:]) == {}  # a run is missing
-    assert chosen_radii([{**one, "scale": "small"} for one in lines]) == {}
+    assert chosen_by(lost) == {"digits-60": 0.2}  # as good as 0.5, and smaller
+    assert chosen_by(lines[1:]) == {}  # a run is missing
+    assert chosen_by([{**one, "scale": "small"} for one in lines]) == {}
     more = [line(0.02, 3, 1.0)]  # a seed beyond those that choose
-    assert chosen_radii(lines + more) == {"digits-60": 1.0}
+    assert chosen_by(lines + more) == {"digits-60": 1.0}
 
 
 def test_a_language_model_is_chosen_by_its_loss():
@@ -45,7 +46,7 @@ def test_a_language_model_is_chosen_by_its_loss():
         for rho in RADII
         for seed in range(3)
     ]
-    assert chosen_radii(lines) == {"language": 0.2}
+    assert chosen_by(lines) == {"language": 0.2}
 
 
 def test_cells_at_the_chosen_radius_are_there_once_it_is_chosen():
@@ -74,7 +75,7 @@ def test_only_the_choosing_cells_hold_out_data():
 def test_the_definition_follows_the_kept_runs():
     lines = list(kept_lines("extra-frontier", f'"role": "{CHOOSING}"'))
     assert all(one["role"] == CHOOSING for one in lines)
-    assert chosen_radii(lines) == definition.CHOSEN
+    assert chosen_by(lines) == definition.CHOSEN
     assert find("extra/frontier").cells == frontier(definition.CHOSEN).cells
 
 

@@ -14,7 +14,7 @@ from helpers.photographs import World
 from steppe.cli.app import app
 from steppe.lab.data.imagenet_sets import OF_ALL, OTHER_SETS
 from steppe.lab.records import write_record
-from steppe.lab.runner.local import Place
+from steppe.lab.runner.jobs import Place
 from steppe.lab.training.batches import cached_data
 from steppe.papers import sets
 from steppe.papers.imagenet_evaluation import OtherSets

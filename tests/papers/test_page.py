@@ -54,6 +54,14 @@ def test_each_statement_is_judged_once_and_what_was_not_run_is_folded_away():
             assert text.index("<summary>Not run</summary>") < text.index(f"- {name} · "), place
 
 
+def test_questions_of_ours_are_not_counted_as_a_papers_statements():
+    text = maker().pages(Results())["papers.md"]
+    of_paper = [trend for trend in trends() if trend.experiment.startswith("s0/") and not trend.ours]
+    ours = [trend.name for trend in trends() if trend.ours]
+    assert "theorem-printed" in ours and "none-lost" in ours and len(of_paper) == 13
+    assert "| [S0 · Generalization Aware Minimization](papers/s0.md) |  |  |  |  | 13 |" in text.splitlines()
+
+
 def test_every_claim_points_to_a_record_or_says_not_run():
     results = Results.read()
     rows = [line for e in experiments().values() for line in lines(e, results) if line.judged is not None]
@@ -114,7 +122,7 @@ def test_other_results_have_another_mark(tmp_path):
 
 @pytest.mark.parametrize("name", ["s0/fig4", "s1/fig3"])
 def test_computed_figures(name, tmp_path, capsys):
-    from steppe.lab.runner.local import Place
+    from steppe.lab.runner.jobs import Place
     from steppe.papers.run import plan, run
     from steppe.papers.store import collect
 

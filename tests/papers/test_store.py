@@ -9,7 +9,7 @@ import pytest
 
 from helpers.paper_records import CURVATURE, fill, kept, record
 from steppe.lab.records import write_record
-from steppe.lab.runner.local import Place
+from steppe.lab.runner.jobs import Place
 from steppe.papers import store
 from steppe.papers.registry import find
 from steppe.papers.run import plan, run

@@ -150,7 +150,10 @@ On = Annotated[
 Address = Annotated[str, typer.Option(help="Address of a Ray cluster. Default: start a local one.")]
 Together = Annotated[
     int | None,
-    typer.Option(help="Number of runs that one process trains in turn. Default: 5 for a small net on a GPU, else 1."),
+    typer.Option(
+        help="Number of runs that one process trains at once. Default: up to 20 seeds of the smallest nets as one, 10 "
+        "other small nets in turn on a GPU, else 1."
+    ),
 ]
 Checkpoints = Annotated[list[Path], typer.Argument(help="Checkpoint files, each with a state dict of the model.")]
 

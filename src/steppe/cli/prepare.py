@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..lab.preparing import how_many_jobs, runs_at_once
+from ..lab.preparing import how_many_jobs, with_runs_at_once
 from ..support.devices import require_device
 from ..support.errors import UserError, one_line
 from .errors import say
@@ -16,12 +16,12 @@ from .options import FIELDS, RECIPE
 
 __all__ = [
     "command_for", "how_many_jobs", "import_from_current_folder", "make_folder", "make_place", "make_recipe",
-    "runs_at_once",
+    "with_runs_at_once",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from ..lab.recipe.recipe import Recipe
-    from ..lab.runner.local import Place
+    from ..lab.runner.jobs import Place
 
 
 def make_recipe(given: dict[str, Any], compiled: bool = False) -> Recipe:
@@ -68,7 +68,7 @@ def make_place(given: dict[str, Any], recipe: Recipe, out: Path, compared: bool 
     """
     from ..lab.data import load
     from ..lab.preparing import try_out, warnings_for
-    from ..lab.runner.local import Place
+    from ..lab.runner.jobs import Place
     from ..lab.runner.loggers import logger_maker
     from ..lab.training.batches import data_for
     from ..lab.training.final_curvature import Measuring

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..lab.runner.estimate import Remaining
-from ..lab.runner.local import Job, News
+from ..lab.runner.jobs import Job
+from ..lab.runner.local import News
 from ..lab.statistics import summarise
 
 if TYPE_CHECKING:

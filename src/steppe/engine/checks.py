@@ -67,6 +67,30 @@ def check_home(home: Any) -> Place:
     return home
 
 
+def check_stacked(params: list[Tensor], members: int | None) -> None:
+    """Raise if a parameter does not stack the weights of so many members along its first dimension."""
+    if members is None:
+        return
+    for p in params:
+        if p.dim() == 0 or len(p) != members:
+            raise ValueError(
+                f"members={members}, but a parameter has the shape {tuple(p.shape)}: stack the weights of all members "
+                "along the first dimension of every parameter (torch.func.stack_module_state)"
+            )
+
+
+def check_members(members: int | None, method: Method, model: nn.Module | None, scaler: Any) -> None:
+    """Raise for what cannot be done with several members at once: it would mix them, or not treat them alike."""
+    if members is None:
+        return
+    if not method.stackable:
+        raise ValueError(f"{method.name} cannot train several members at once: train them one by one")
+    if scaler is not None:
+        raise ValueError("members have no GradScaler: one overflow would skip the step of all; use bfloat16")
+    if replicated(model) is not None or (model is not None and any(fully_sharded(m) for m in model.modules())):
+        raise ValueError("members are trained on one device: neither DistributedDataParallel nor FSDP2")
+
+
 def _stage_hint(model: Any) -> str:
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")
     if pipelining is None or not isinstance(model, pipelining._PipelineStageBase):

@@ -25,20 +25,29 @@ Closures = Closure | Sequence[Closure]  # a sequence: one closure per micro-batc
 
 
 def evaluate(
-    closures: Closures, params: Sequence[Tensor], model: nn.Module | None, scaler: GradScaler | None
+    closures: Closures,
+    params: Sequence[Tensor],
+    model: nn.Module | None,
+    scaler: GradScaler | None,
+    members: int | None = None,
 ) -> Tensor:
-    """Compute the gradients of the micro-batches and return their loss, whether or not the closures call backward."""
+    """Compute the gradients of the micro-batches and return their loss, whether or not the closures call backward.
+
+    With `members` there is one loss for each.
+    """
     closures = _as_list(closures)
     total, calls_backward = None, None
     for closure in closures:
         with contextlib.nullcontext() if closure is closures[-1] else replicas.no_sync(model):
-            loss = _loss(closure)
+            loss = _loss(closure, members)
             if calls_backward is None:
                 calls_backward = bool([p for p in params if p.grad is not None])
             if not calls_backward:
                 _require_graph(loss)
-                _backward(loss if scaler is None else scaler.scale(loss))
-        loss = loss.detach() if loss.dim() == 0 else loss.detach().reshape(())
+                total_loss = loss if members is None else loss.sum()  # members share no weights: no term mixes them
+                _backward(total_loss if scaler is None else scaler.scale(total_loss))
+        loss = loss.detach()
+        loss = loss if loss.dim() == 0 or members is not None else loss.reshape(())
         total = loss if total is None else total + loss
     assert total is not None
     return total
@@ -55,11 +64,13 @@ def hessian_product(closures: Closures, look: Pass, params: Sequence[Tensor], mo
     total = None
     with replicas.no_sync(model), sdpa_kernel(SDPBackend.MATH):  # other attention kernels have no second derivative
         for closure in _as_list(closures):
-            loss = _loss(closure)
+            loss = _loss(closure, vector.space.members)
             if any(p.grad is not None for p in params):
                 raise RuntimeError('hvp="exact" needs a closure that returns the loss and does not call backward')
             _require_graph(loss)
-            grads: Any = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)  # None where unused
+            grads: Any = torch.autograd.grad(
+                loss.sum(), params, create_graph=True, allow_unused=True
+            )  # None where unused
             reached = [(g, v) for g, v in zip(grads, vector.tensors, strict=True) if g is not None and g.requires_grad]
             products: Sequence[Tensor | None] = [None] * len(params)  # zero: the loss is linear in all parameters
             if reached:
@@ -94,8 +105,16 @@ def _as_list(closures: Closures) -> list[Closure]:
     return closures
 
 
-def _loss(closure: Closure) -> Tensor:
+def _loss(closure: Closure, members: int | None) -> Tensor:
     loss: Any = closure()  # whatever the user's function returns
+    if members is not None:
+        if not isinstance(loss, Tensor) or loss.shape != (members,):
+            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise TypeError(
+                f"the closure must return one loss for each of the {members} members, a tensor of shape ({members},); "
+                f"it returned {what}"
+            )
+        return loss
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         raise TypeError(f"the closure must return the loss, a tensor with one element; it returned {what}")

@@ -92,12 +92,15 @@ class Step:
         """The space of the last step."""
         return self._space
 
-    def space_for(self, params: list[Tensor], perturbed: Any, adaptive: Any, norm_group: Any = None) -> Space:
+    def space_for(
+        self, params: list[Tensor], perturbed: Any, adaptive: Any, norm_group: Any = None, members: int | None = None
+    ) -> Space:
         """The space of a step on these parameters: that of the last step, if nothing has changed."""
-        if self._space is None or not self._space.fits(params, perturbed, adaptive, norm_group):
+        if self._space is None or not self._space.fits(params, perturbed, adaptive, norm_group, members):
             checks.refuse_pipeline_without_group(params, norm_group)
             checks.refuse_pieces_for_ddp(params)
-            self._space, self._home = Space(params, perturbed, adaptive, norm_group), None
+            checks.check_stacked(params, members)
+            self._space, self._home = Space(params, perturbed, adaptive, norm_group, members), None
         return self._space
 
     # Looking

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import compress
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
-Factor = float | Tensor  # a number or a 0-d tensor that a list is multiplied by
+# What a list is multiplied by: a number, a 0-d tensor, or for stacked members a tensor with one number each.
+Factor = float | Tensor
 LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
 LARGE = 1 << 20  # a tensor with this many entries gets a kernel of its own
 SMALL = 1 << 18  # a tensor with fewer entries is reduced together with others
@@ -28,6 +30,11 @@ def is_one(factor: Factor) -> bool:
 def times(a: Factor, b: Factor) -> Factor:
     """The product of two factors."""
     return b if is_one(a) else a if is_one(b) else a * b
+
+
+def along_members(factor: Any, tensor: Tensor) -> Any:
+    """A factor in the shape in which it multiplies a tensor: one number per member goes along the first dimension."""
+    return factor.view(-1, *[1] * (tensor.dim() - 1)) if isinstance(factor, Tensor) and factor.dim() else factor
 
 
 def linear_combination(terms: list[tuple[Factor, list[Tensor]]], factor: Factor) -> list[Tensor]:
@@ -80,7 +87,7 @@ def add_scaled(targets: list[Tensor], sources: list[Tensor], tensors: list[Tenso
         if not _has_own_kernel(tensor, factor):
             together.append(i)
         elif isinstance(factor, Tensor):
-            torch.addcmul(source, tensor, factor, out=target)
+            torch.addcmul(source, tensor, along_members(factor, tensor), out=target)
         else:
             torch.add(source, tensor, alpha=factor, out=target)
     if not together:
@@ -104,7 +111,7 @@ def _add_by_fused_kernel(
     """
     dtype, device = factor.dtype, factor.device
     readable = dtype is torch.float32 or (dtype is torch.float64 and factor.is_cpu)  # a GPU's kernel reads float32
-    if not readable:
+    if not readable or factor.dim():
         return targets, tensors
     fit = [
         t.dtype is dtype and v.dtype is dtype and t.device == device and t.shape == v.shape
@@ -133,7 +140,8 @@ def _has_own_kernel(tensor: Tensor, factor: Factor) -> bool:
     """Whether a tensor is processed by a kernel of its own, in one pass over memory."""
     if isinstance(factor, Tensor) and (factor.dtype != tensor.dtype or factor.device != tensor.device):
         return False
-    return tensor.is_cpu or tensor.numel() >= LARGE
+    by_member = isinstance(factor, Tensor) and factor.dim() > 0  # kernels for lists take one factor for all
+    return by_member or tensor.is_cpu or tensor.numel() >= LARGE
 
 
 def _scaled(tensors: list[Tensor], factor: Factor, fresh: bool = False, in_place: bool = False) -> list[Tensor]:
@@ -143,8 +151,8 @@ def _scaled(tensors: list[Tensor], factor: Factor, fresh: bool = False, in_place
     first = tensors[0]
     if isinstance(factor, Tensor):
         factor = factor.to(first.device)
-    if not isinstance(factor, Tensor) or all(
-        t.device == first.device and t.dtype not in LOW_PRECISION for t in tensors
+    if not isinstance(factor, Tensor) or (
+        not factor.dim() and all(t.device == first.device and t.dtype not in LOW_PRECISION for t in tensors)
     ):
         if in_place:
             torch._foreach_mul_(tensors, factor)
@@ -152,7 +160,10 @@ def _scaled(tensors: list[Tensor], factor: Factor, fresh: bool = False, in_place
         return list(torch._foreach_mul(tensors, factor))
     # Low precision: a 0-d factor would be rounded to the entries' dtype first, in which 1e-12 is zero.
     on = {t.device: factor.to(t.device) for t in tensors}
-    return [(t.to(torch.promote_types(t.dtype, torch.float32)) * on[t.device]).to(t.dtype) for t in tensors]
+    return [
+        (t.to(torch.promote_types(t.dtype, torch.float32)) * along_members(on[t.device], t)).to(t.dtype)
+        for t in tensors
+    ]
 
 
 def _parts(tensors: list[Tensor], entries: int = LARGEST) -> Iterator[slice]:
@@ -190,6 +201,21 @@ def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
     for part in _parts(small):
         dots.append(torch.dot(_flatten_dense_tensors(small[part]), _flatten_dense_tensors(their_small[part])))
     return dots[0] if len(dots) == 1 else torch.stack(dots).sum()
+
+
+def norm_by_member(tensors: list[Tensor]) -> Tensor:
+    """The Euclidean norm of each member's part of a list, in float32 or better. The first dimension counts members."""
+    accumulate = torch.float32 if _any_low_precision(tensors) else None
+    parts = [torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=accumulate) for t in tensors]
+    return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts), dim=0)
+
+
+def dot_by_member(a: list[Tensor], b: list[Tensor]) -> Tensor:
+    """The inner product of each member's parts of two lists, in float32 or better."""
+    if _any_low_precision(a) or _any_low_precision(b):
+        a, b = [t.float() for t in a], [t.float() for t in b]
+    dots = [torch.linalg.vecdot(x.flatten(1), y.flatten(1)) for x, y in zip(a, b, strict=True)]
+    return dots[0] if len(dots) == 1 else torch.stack(dots).sum(0)
 
 
 def _by_size(tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

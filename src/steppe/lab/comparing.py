@@ -13,13 +13,14 @@ from ..support.devices import best_device, require_device
 from ..support.errors import UserError
 from .comparison_result import Comparison
 from .handing_over import data_name_of, method_texts, own_name
-from .preparing import how_many_jobs, recipe_for, runs_at_once, try_out, warnings_for
+from .preparing import how_many_jobs, recipe_for, try_out, warnings_for, with_runs_at_once
 from .recipe.own_code import unreadable
 from .recipe.recipe import Recipe, is_users
 from .records import Record, RecordWarning
 from .runner.comparison import DEFAULT_METHODS, FIRST_NOISE, FIRST_SEEDS, notes, plan, usual_rivals
 from .runner.estimate import Remaining, announcement
-from .runner.local import Job, News, Place, perform
+from .runner.jobs import Job, Place
+from .runner.local import News, perform
 from .runner.local import notes as notes_on_earlier_runs
 from .runner.ray import perform_on_ray
 from .training.batches import cached_data, data_for
@@ -78,7 +79,7 @@ def compare(
     rival = rivals if rivals is not None else usual_rivals(recipe) if equal_cost else []
     planned = [job for one in bases for job in plan(one, wanted, chosen, equal_cost, rival)]
     where = place_for(out, device, threads, curvature, keep_weights, data_dir)
-    where = replace(where, together=runs_at_once(None, [recipe], where.device))
+    where = with_runs_at_once(where, None, [recipe])
     for note in [*check(recipe, where), *notes(recipe, planned)]:
         tell_user(note)
     trainer = Trainer(where, how_many_jobs(jobs, where.device), on, address, progress)

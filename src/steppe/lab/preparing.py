@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from .data import DataSet, data_names
 from .models import build
 from .recipe.base_names import full_name
 from .recipe.recipe import SMALL_MODELS, Recipe, is_users, suggested, suggested_model
+from .runner.jobs import Place
 from .training.base_optimizers import make_base
 from .training.batches import Batches
 from .training.tasks import task_of
@@ -117,12 +119,18 @@ def warnings_for(recipe: Recipe, data: DataSet) -> list[str]:
     return found
 
 
-def runs_at_once(together: int | None, recipes: Sequence[Recipe], device: str) -> int:
-    """The number of runs that one process trains in turn: several for small nets, which leave much of a GPU idle."""
+def with_runs_at_once(place: Place, together: int | None, recipes: Sequence[Recipe]) -> Place:
+    """The place with the number of runs that one process trains at once.
+
+    By default ten small nets, which leave much of a GPU idle alone; those that can be stacked may be more.
+    """
     if together is not None and together < 1:
         raise UserError(f"--together must be at least 1, not {together}")
-    small = device.startswith("cuda") and bool(recipes) and all(recipe.model in SMALL_MODELS for recipe in recipes)
-    return together or (5 if small else 1)
+    if together is not None:
+        return replace(place, together=together, stacked=together)
+    on_gpu = place.device.startswith("cuda") and bool(recipes)
+    small = on_gpu and all(recipe.model in SMALL_MODELS for recipe in recipes)
+    return replace(place, together=10 if small else 1)
 
 
 def how_many_jobs(jobs: int | None, device: str) -> int:

@@ -16,12 +16,12 @@ from ..support.errors import UserError, require
 from .comparing import Asked, Trainer, check, place_for, tell_user
 from .comparison_result import Choice, Comparison, choice_among
 from .handing_over import method_texts
-from .preparing import how_many_jobs, runs_at_once
+from .preparing import how_many_jobs, with_runs_at_once
 from .recipe.method_text import make_method, with_settings
 from .recipe.recipe import Recipe
 from .records import Record
 from .runner.comparison import notes, with_method
-from .runner.local import Job
+from .runner.jobs import Job
 from .runner.sweep import jobs_for, read_space, score, suggest
 from .statistics import summarise
 
@@ -96,7 +96,7 @@ def tune(
     space = _space(template, radius, None if fixed else lr, ranges or {})
     where = place_for(out, device, threads, False, False, data_dir)
     workers = how_many_jobs(jobs, where.device)
-    where = replace(where, together=runs_at_once(None, [template], where.device))
+    where = with_runs_at_once(where, None, [template])
     for note in [*check(template, where), *notes(whole, [Job(template)])]:
         tell_user(note)
     train = Trainer(where, workers, on, address, progress)

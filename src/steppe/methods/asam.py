@@ -36,6 +36,7 @@ class ASAM(Method):
     advice = "SAM that is invariant to how layers are scaled. rho about ten times SAM's."
     ranges = "rho 0.5 on CIFAR-10 and SVHN, 1.0 on CIFAR-100; eta 0.01 to 0.1."
     cost = 2
+    stackable = True
     copies = 3  # T, Tg and the weights; during the look only the weights
     radius = "rho"
     nonnegative = ("rho", "eta")

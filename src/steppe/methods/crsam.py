@@ -37,6 +37,7 @@ class CRSAM(Method):
     advice = "Three looks; in GAM's paper the best on most convolutional nets."
     ranges = "rho 0.1, gamma 0.1, beta 0.01."
     cost = 3
+    stackable = True
     copies = 3
     radius = "rho"
 

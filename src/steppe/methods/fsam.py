@@ -35,6 +35,7 @@ class FSAM(Method):
     advice = "SAM that perturbs along what is specific to the batch, not along the full gradient."
     ranges = "sigma 1, lam 0.6 to 0.95."
     cost = 2
+    stackable = True
     copies = 3
     radius = "rho"
 

@@ -74,6 +74,7 @@ class GapSAM(Method):
         "Sets its own radius; give it a held-out batch. Best with wrong labels, or where training fits all it sees."
     )
     ranges = "Defaults for all; 1 to 2 times the gap."
+    stackable = True
     copies = 2
     needs = frozenset({"auxiliary", "loss"})
     nonnegative = ("times", "rate", "decay", "least", "most", "ceiling")

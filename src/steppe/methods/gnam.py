@@ -52,6 +52,11 @@ class GNAM(Method):
             raise ValueError(f"GNAM: the oracle must be a method, for example SAM(), not {self.oracle!r}")
 
     @property
+    def stackable(self) -> bool:
+        """Whether the oracle is, if there is one."""
+        return self.oracle is None or self.oracle.stackable
+
+    @property
     def cost(self) -> float:
         """Two gradients, two Hessian-vector products, and what the oracle adds to the gradient at w."""
         return 4 + (0 if self.oracle is None else self.oracle.cost - 1)
@@ -128,6 +133,7 @@ class GNAMFast(Method):
         "rho 0.2, rho_prime 0.02 to 0.04, gamma 0.03 to 0.05; alpha and beta 0.1 on CIFAR-10, 0.3 to 0.6 on CIFAR-100."
     )
     cost = 4
+    stackable = True
     copies = 5
     nonnegative = ("rho", "rho_prime")
     radius = "rho"

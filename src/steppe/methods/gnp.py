@@ -36,6 +36,7 @@ class GNP(Method):
     advice = "SAM with a share of the plain gradient: steadier when SAM alone is too much."
     ranges = "r 0.1, alpha 0.8."
     cost = 2
+    stackable = True
     copies = 2
     nonnegative = ("r", "alpha")
     radius = "r"

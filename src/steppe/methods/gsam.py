@@ -56,6 +56,7 @@ class GSAM(Method):
         "0.1, alpha 0.6; ViT-B/16: 0.6 to 0.2, alpha 0.4."
     )
     cost = 2
+    stackable = True
     radius = "rho"
     nonnegative = ("rho", "alpha", "eta")
 

@@ -45,6 +45,7 @@ class LESAM(Method):
     )
     ranges = "sigma 0.35 and 0.5; rho_max 0.05, 0.5 or no limit; sigma to zero in the last fifth of training."
     cost = 2
+    stackable = True
     nonnegative = ("sigma", "rho_max")
 
     def looks(self, ctx: Context) -> Looks:

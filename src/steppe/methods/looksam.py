@@ -55,6 +55,7 @@ class LookSAM(Method):
     paper = "arXiv 2203.02714"
     advice = "SAM at little more than one look a step. Keep alpha at 0.1 or less: 0.3 and more can lose the run."
     ranges = "k 10; alpha 0.7 in community code, 0.05 to 0.1 by measurement here."
+    stackable = True
     copies = 3
     nonnegative = ("rho", "alpha")
     radius = "rho"

@@ -57,6 +57,7 @@ class MSAM(Method):
     advice = "SAM at the cost of the base optimizer. Compare with Nesterov momentum; rho zero during warm-up."
     ranges = "rho 0.3 in its published class, 2 to 3 in its paper and commands; beta 0.9, as the base's momentum."
     cost = 1
+    stackable = True
     radius = "rho"
     nonnegative = ("rho", "beta", "eta")
 

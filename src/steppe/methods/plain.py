@@ -12,6 +12,7 @@ class Plain(Method):
     """The base optimizer alone: one look, d = g(w). The baseline of every comparison."""
 
     cost = 1
+    stackable = True
     copies = 0
 
     def looks(self, ctx: Context) -> Looks:

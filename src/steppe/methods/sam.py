@@ -37,6 +37,7 @@ class SAM(Method):
     advice = "The place to start. Try rho 0.02, 0.05, 0.1, 0.2."
     ranges = "rho 0.05 by default; 0.01 to 0.5 searched in its paper."
     cost = 2
+    stackable = True
     radius = "rho"
 
     def looks(self, ctx: Context) -> Looks:

@@ -47,6 +47,7 @@ class SAMPa(Method):
     advice = "SAM whose two gradients can be computed at the same time."
     ranges = "rho 0.1, lam 0.2."
     cost = 2
+    stackable = True
     copies = 4
     radius = "rho"
     nonnegative = ("rho", "lam")

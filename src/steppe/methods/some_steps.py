@@ -57,6 +57,11 @@ class _OnSomeSteps(Method):
         """What either method needs."""
         return self.method.needs | self.between.needs
 
+    @property
+    def stackable(self) -> bool:
+        """Whether both methods are."""
+        return self.method.stackable and self.between.stackable
+
     def looks(self, ctx: Context) -> Looks:
         """The looks of the method that runs at this step."""
         method, own_steps = self._running_at(ctx.step)

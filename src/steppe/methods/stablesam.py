@@ -28,6 +28,7 @@ class StableSAM(Method):
     paper = "JMLR 2025, Stable SAM"
     advice = "SAM for a learning rate that is too large for SAM but not for the base, or for a large rho."
     cost = 2
+    stackable = True
     radius = "rho"
 
     def looks(self, ctx: Context) -> Looks:

@@ -36,6 +36,7 @@ class WSAM(Method):
     advice = "The weight of sharpness is a setting of its own (gamma), so rho can stay small."
     ranges = "rho 0.05, gamma 0.9."
     cost = 2
+    stackable = True
     radius = "rho"
 
     @property

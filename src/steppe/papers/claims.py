@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..lab.report.formatting import is_share
-from ..lab.statistics import FEWEST, Difference, Mean, judged, mean_of, paired
+from ..lab.statistics import FEWEST, Difference, Group, Mean, judged, mean_of, paired
 from .experiment import Experiment
 from .store import Results
 
@@ -113,6 +113,7 @@ class Trend:
     experiment: str
     text: str
     check: Callable[[Experiment, Results], Finding]
+    ours: bool = False  # a question of ours, which the paper does not answer
 
     def judge(self, experiments: dict[str, Experiment], results: Results) -> tuple[str, Finding]:
         """The verdict, and what it is based on."""
@@ -147,54 +148,74 @@ class Contest:
     where: str = ""  # name of the column in texts
     stands_in: bool = False  # runs in place of the paper's: counts if it was run, but is not missing otherwise
 
+    @property
+    def cells(self) -> tuple[str, str]:
+        """The names of both cells."""
+        return self.better, self.worse
 
-def contests(pairs: Iterable[Contest], metric: str = "test_accuracy", larger: bool = True, allow: int = 0) -> Any:
+
+def contests(
+    pairs: Iterable[Contest],
+    metric: str = "test_accuracy",
+    larger: bool = True,
+    allow: int = 0,
+    way: str = "in the paper's direction",
+) -> Any:
     """A check that compares pairs of cells seed by seed, with simultaneous 95 % intervals for all of them.
 
     The trend holds if for every pair that was run, except at most `allow`, the interval is beyond zero in the direction
-    that the paper states.
+    that the paper states. `way` is what the finding calls this direction.
     """
     listed = list(pairs)
 
     def check(experiment: Experiment, results: Results) -> Finding:
         for scale in ("full", "small"):
             tried = [(c, _difference(experiment, results, c, metric, larger, scale)) for c in listed]
-            found = [
-                (contest, d, len(results.of(experiment, contest.better, scale).diverged))
-                for contest, d in tried
-                if d is not None
-            ]
+            found = [(contest, difference) for contest, difference in tried if difference is not None]
+            cells = {cell for contest, _ in found for cell in contest.cells}
             if found:
-                return weigh(found, scale)
+                return weigh(found, {cell: len(results.of(experiment, cell, scale).diverged) for cell in cells}, scale)
         return NOTHING
 
-    def weigh(found: list[tuple[Contest, Difference, int]], scale: str) -> Finding:
+    def weigh(found: list[tuple[Contest, Difference]], gone: dict[str, int], scale: str) -> Finding:
         """A cell with diverged runs does not count as better: only its other runs can be compared."""
-        found = [(c, d, lost) for (c, _, lost), d in zip(found, judged([d for _, d, _ in found]), strict=True)]
-        held = sum(d.verdict == "better" and not lost for _, d, lost in found)
+        found = [(c, d) for (c, _), d in zip(found, judged([d for _, d in found]), strict=True)]
+        held = sum(d.verdict == "better" and not gone[c.better] for c, d in found)
         lines = [
-            f"{c.where or c.better}: {interval_text(d.mean, metric, larger)}" + (f", {lost} diverged" if lost else "")
-            for c, d, lost in found
+            f"{c.where or c.better}: {interval_text(d.mean, metric, larger)}{_diverged(c, gone)}" for c, d in found
         ]
-        missing = sum(not c.stands_in for c in listed) - sum(not c.stands_in for c, *_ in found)
-        same = sum(d.mean.value > 0 for _, d, _ in found)
-        n, total = min(d.n for _, d, _ in found), len(found)
+        missing = sum(not c.stands_in for c in listed) - sum(not c.stands_in for c, _ in found)
+        same = sum(d.mean.value > 0 for _, d in found)
+        n, total = min(d.n for _, d in found), len(found)
         columns = f"in {same} of {total} comparisons" if len(listed) > 1 else "" if same else "not "
-        way = f"in the paper's direction {columns}" if len(listed) > 1 else f"{columns}in the paper's direction"
+        seen = f"{way} {columns}" if len(listed) > 1 else f"{columns}{way}"
         doubt = f"in {held or 'none'}" if len(listed) > 1 else "" if held else "not "
         sure = f"beyond doubt {doubt}" if len(listed) > 1 else f"{doubt}beyond doubt"
-        part = f"{way}; {sure} (n = {n})" + (f"; {missing} not run" if missing else "")
+        part = f"{seen}; {sure} (n = {n})" + (f"; {missing} not run" if missing else "")
         holds = held >= total - allow and held > 0
         return Finding(holds, "; ".join(lines), n, scale, missing, part, same == total)
 
     return check
 
 
+def _diverged(contest: Contest, gone: dict[str, int]) -> str:
+    """How many runs of both cells diverged, in words."""
+    mine, other = gone[contest.better], gone[contest.worse]
+    return (f", {mine} diverged" if mine else "") + (f", {other} of the other diverged" if other else "")
+
+
 def _difference(
     experiment: Experiment, results: Results, contest: Contest, metric: str, larger: bool, scale: str
 ) -> Difference | None:
-    one, other = (results.of(experiment, cell, scale) for cell in (contest.better, contest.worse))
+    if experiment.follows is not None and not {cell.name for cell in experiment.cells}.issuperset(contest.cells):
+        return None  # other results decide whether there is such a cell: it is not there yet
+    one, other = (results.of(experiment, cell, scale) for cell in contest.cells)
     return paired(one, other, metric) if larger else paired(other, one, metric)
+
+
+def lost(group: Group, reference: float) -> int:
+    """How many trainings are lost: diverged, or ended below half of the accuracy `reference`."""
+    return len(group.diverged) + sum(record["final"]["test_accuracy"] < reference / 2 for record in group.done)
 
 
 def interval_text(mean: Mean, metric: str, larger: bool = True) -> str:

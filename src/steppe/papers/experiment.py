@@ -35,6 +35,7 @@ class Cell:
     role: str = "method"
     stands_for: str = ""  # the paper's cell in whose place it is run, if it is not the paper's
     seeds: int = 0  # number of seeds; 0: that of the experiment
+    note: str = ""  # what a table says beside its number, such as a radius that was chosen
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Experiment:
     needs: str = ""  # data and packages that it needs beyond the lab's
     follows: Callable[[Iterable[Mapping[str, Any]]], Experiment] | None = None  # the experiment given these results
     stops: int = 0  # number of epochs of a run, evenly spread, whose numbers are kept; 0: all
+    rows: tuple[tuple[str, str], ...] = ()  # of its table: the last part of a cell's name, and how the table says it
 
     @property
     def paper(self) -> str:

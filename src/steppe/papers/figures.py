@@ -16,6 +16,7 @@ from ..lab.statistics import Group
 from ..methods.gam import transformation
 from ..support.files import whole_file
 from .definitions import s0 as s0_gam
+from .definitions import s0_columns
 from .definitions import s1 as s1_gsam
 from .definitions import s4 as s4_sasam
 from .frontier_figure import charts
@@ -133,7 +134,7 @@ def _errors_by_epoch(kept: FigureResults) -> Figure:
     figure, axes = axes_for(len(columns))
     for axis, column in zip(axes, columns, strict=True):
         most = 0.0
-        for number, (row, (label, _)) in enumerate(s0_gam.ROWS.items()):
+        for number, (row, (label, _)) in enumerate(s0_columns.ROWS.items()):
             runs = [r["epochs"]["test_accuracy"] for r in groups.get(f"{column}/{row}", Group("", "", {})).done]
             if runs:
                 errors = [[100 * (1 - a) for a in run] for run in runs]

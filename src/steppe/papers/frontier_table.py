@@ -9,7 +9,8 @@ from ..lab.records import with_average
 from ..lab.statistics import BASE_ROLES, EQUAL, FEWEST, Difference, Group, Mean, judged, larger_is_better, mean_of
 from ..lab.statistics.groups import average
 from ..lab.statistics.rivals import Rival, against_rivals, hardest, rivals_of
-from .definitions.frontier import CHOOSING, FRONTIER, LENGTHS, REGIMES, Regime
+from .choosing import CHOOSING
+from .definitions.frontier import FRONTIER, LENGTHS, REGIMES, Regime
 from .experiment import Experiment
 from .store import Results, as_record
 

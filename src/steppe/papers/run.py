@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..lab.records import environment, now
-from ..lab.runner.local import Job, Place, Tell, done_already, groups_of, perform, train_jobs
+from ..lab.runner.jobs import Job, Place, groups_of
+from ..lab.runner.local import Tell, done_already, perform, train_jobs
 from ..support.errors import UserError
 from .epoch_measurements import Watch, WatchedRun
 from .experiment import Cell, Experiment, select
-from .store import FORMAT, Line, computed_key, kept_lines, read_computed, write_computed
+from .store import FORMAT, Line, computed_key, kept_keys, read_computed, write_computed
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,15 @@ class Planned:
 def plan(
     experiment: Experiment, scale: str, seeds: int | None = None, cells: Iterable[str] = (), missing: bool = False
 ) -> Planned:
-    """The runs of an experiment, or of some of its cells; with `missing`, only those whose results are not kept yet."""
+    """The runs of an experiment, or of some of its cells.
+
+    With `missing`, only those whose results are not kept yet, for this or for another table.
+    """
     if seeds is not None and seeds < 1:
         raise UserError(f"--seeds must be at least 1, not {seeds}")
     chosen = select(experiment, cells)
     most = max((cell.seeds or experiment.seeds for cell in chosen), default=1)
-    kept = frozenset(line["key"] for line in kept_lines(experiment.slug)) if missing else frozenset[str]()
+    kept = kept_keys(experiment) if missing else frozenset[str]()
     return Planned(experiment, scale, range(seeds or most), chosen, seeds is None, kept)
 
 
@@ -82,7 +86,7 @@ def run(planned: Planned, place: Place, workers: int = 1, tell: Tell = lambda ne
 
 def _perform_watched(jobs: list[Job], place: Place, watch: Watch, tell: Tell) -> None:
     """Train in this process, with measurements during training: the lab's worker processes cannot make them."""
-    for group in groups_of(jobs, place.together):
+    for group in groups_of(jobs, replace(place, stacked=1)):
         train_jobs(group, place, tell, make_run=partial(WatchedRun, watch=watch))
 
 

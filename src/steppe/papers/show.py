@@ -151,12 +151,13 @@ def print_experiment(experiment: Experiment, results: Results, scale: str | None
         table.add_row(cell, *rest)
     if shown:
         console.print(table)
-    if against := fair(experiment, results, scale):
-        title = "against the best base at no more cost (simultaneous intervals)"
-        equal = Table(*against[0], title=title, title_justify="left")
-        for row in against[1:]:
-            equal.add_row(*row)
-        console.print(equal)
+    grid = matrix(all_lines, experiment.rows) if experiment.rows else []  # else the cells' names are table enough
+    for title, more in (
+        ("test accuracy in %, ± standard error (n)", grid),
+        ("against the best base at no more cost (simultaneous intervals)", fair(experiment, results, scale)),
+    ):
+        if more:
+            console.print(_as_table(title, more))
     missing = list(dict.fromkeys(line.cell.name for line in all_lines if not line.has_run))
     at = [scale] if scale else [*KEPT_SCALES]
     if not shown and not any(results.of(experiment, cell, one).records for cell in experiment.cells for one in at):
@@ -172,6 +173,16 @@ def print_experiment(experiment: Experiment, results: Results, scale: str | None
         console.print(line, soft_wrap=True)
     for choice in experiment.choices:
         console.print(f"note: {choice}", soft_wrap=True)
+
+
+def _as_table(title: str, rows: list[tuple[str, ...]]) -> Any:
+    """Rows of text, the head first, for the terminal."""
+    from rich.table import Table
+
+    table = Table(*rows[0], title=title, title_justify="left")
+    for row in rows[1:]:
+        table.add_row(*row)
+    return table
 
 
 def _to_collect(experiment: Experiment, results: Results, scales: Sequence[str]) -> list[str]:
@@ -205,38 +216,42 @@ def overview(results: Results) -> list[tuple[str, str, int, int, str]]:
 # For the page
 
 
-def matrix(shown: list[Line]) -> list[tuple[str, ...]]:
+def matrix(shown: list[Line], rows: Sequence[tuple[str, str]] = ()) -> list[tuple[str, ...]]:
     """A table with methods as rows, as papers print it: ours ± standard error (n) / the paper's number.
 
     The head of a column says whether it was run at a smaller scale. Columns without runs are left out. With fewer than
-    two columns or rows there is no table.
+    two columns or rows there is no table. `rows` are those of `Experiment.rows`: these alone, each in every column.
     """
     at: dict[tuple[str, str], Line] = {}
     for line in shown:
         column, _, row = line.cell.name.rpartition("/")
-        if column:
+        if column and (not rows or row in dict(rows)):
             at[column + _of(line.metric), row] = line
     columns = list(dict.fromkeys(column for (column, _), line in at.items() if line.has_run))
-    rows = list(dict.fromkeys(row for _, row in at))
-    if len(columns) < 2 or len(rows) < 2:
+    names = dict(rows) or {row: row for _, row in at}
+    if len(columns) < 2 or len(names) < 2:
         return []
-
-    def entry(line: Line | None) -> str:
-        if line is None:
-            return ""
-        paper = f" / {100 * line.judged.claim.value:.2f}" if line.judged else ""
-        if line.ours is None:
-            return (f"{line.diverged} diverged" if line.diverged else NOT_RUN) + paper
-        error = "" if line.ours.error is None else f" ± {100 * line.ours.error:.2f}"
-        return f"{100 * line.ours.value:.2f}{error} ({line.ours.n}){paper}"
 
     def head(column: str) -> str:
         scales = {line.scale for (at_column, _), line in at.items() if at_column == column and line.has_run}
         partly = "partly " if "full" in scales else ""
         return column + "".join(f", {partly}{scale} scale" for scale in sorted(scales - {"full"}))
 
-    body = [(row, *(entry(at.get((column, row))) for column in columns)) for row in rows]
+    def entry(column: str, row: str) -> str:
+        line = at.get((column, row))
+        return _entry(line) if line is not None else NOT_RUN if rows else ""
+
+    body = [(name, *(entry(column, row) for column in columns)) for row, name in names.items()]
     return [("", *map(head, columns)), *body]
+
+
+def _entry(line: Line) -> str:
+    """A number in the table."""
+    paper = f" / {100 * line.judged.claim.value:.2f}" if line.judged else ""
+    error = "" if line.ours is None or line.ours.error is None else f" ± {100 * line.ours.error:.2f}"
+    ours = "" if line.ours is None else f"{100 * line.ours.value:.2f}{error} ({line.ours.n})"
+    parts = (ours, f"{line.diverged} diverged" if line.diverged else "" if ours else NOT_RUN, line.cell.note)
+    return ", ".join(filter(None, parts)) + paper
 
 
 def offset(shown: list[Line]) -> str:

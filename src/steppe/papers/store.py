@@ -132,6 +132,12 @@ def kept_lines(slug: str, containing: str = "") -> Iterator[Line]:
     return _lines(results_folder() / f"{slug}.jsonl", containing)
 
 
+def kept_keys(experiment: Experiment) -> frozenset[str]:
+    """The keys of all kept runs, of whatever table, that have what this experiment measures."""
+    lines = (line for path in sorted(results_folder().glob("*.jsonl")) for line in _lines(path) if "recipe" in line)
+    return frozenset(line["key"] for line in lines if line["status"] != "done" or experiment.measured_in(line))
+
+
 def _lines(path: Path, containing: str = "") -> Iterator[Line]:
     if not path.exists():
         return

@@ -16,7 +16,8 @@ from steppe.lab.data import prepare
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import read_records
 from steppe.lab.runner.comparison import plan, usual_rivals
-from steppe.lab.runner.local import Place, perform, train_jobs
+from steppe.lab.runner.jobs import Place
+from steppe.lab.runner.local import perform, train_jobs
 from steppe.lab.training.batches import generator_for
 from steppe.lab.training.final_curvature import Measuring
 from steppe.lab.training.run import Run

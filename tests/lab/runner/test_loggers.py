@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from steppe.lab.recipe.recipe import Recipe
-from steppe.lab.runner.local import Job, Place, train_jobs
+from steppe.lab.runner.jobs import Job, Place
+from steppe.lab.runner.local import train_jobs
 from steppe.lab.runner.loggers import logger_maker
 from steppe.support.errors import UserError
 

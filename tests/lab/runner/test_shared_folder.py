@@ -21,7 +21,8 @@ from steppe.lab.records import read_records
 from steppe.lab.runner import shared_folder
 from steppe.lab.runner.claims import Claim, owners
 from steppe.lab.runner.comparison import plan
-from steppe.lab.runner.local import Job, Place, perform
+from steppe.lab.runner.jobs import Job, Place
+from steppe.lab.runner.local import perform
 from steppe.lab.runner.shared_folder import counts, queue_up, work
 from steppe.lab.training.final_curvature import Measuring
 from steppe.support.errors import UserError

@@ -17,7 +17,8 @@ from helpers.small_task import environment
 from steppe.cli.app import app
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import read_records, value_of
-from steppe.lab.runner.local import Job, Place, train_jobs
+from steppe.lab.runner.jobs import Job, Place
+from steppe.lab.runner.local import train_jobs
 from steppe.lab.runner.sweep import Span, _study, against_best, candidate, read_space, score, tied
 from steppe.lab.training.batches import cached_data, data_for
 

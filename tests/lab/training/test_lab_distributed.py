@@ -11,7 +11,8 @@ import pytest
 from helpers.small_task import environment
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import read_records
-from steppe.lab.runner.local import Job, Place, train_jobs
+from steppe.lab.runner.jobs import Job, Place
+from steppe.lab.runner.local import train_jobs
 
 # What each of two ranks does: DDP and FSDP2, stopped in the middle and started again; then the command itself.
 RANK = """

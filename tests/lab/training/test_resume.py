@@ -20,7 +20,8 @@ from helpers.small_task import environment
 from steppe.cli.app import app
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import read_records
-from steppe.lab.runner.local import Job, Place, train_jobs
+from steppe.lab.runner.jobs import Job, Place
+from steppe.lab.runner.local import train_jobs
 from steppe.lab.training.final_curvature import Measuring
 from steppe.lab.training.run import Run
 
@@ -37,7 +38,8 @@ from steppe.lab.training import run as train
 train.PAUSE = 0.0  # a checkpoint after every epoch
 from steppe.lab.training.final_curvature import Measuring
 from steppe.lab.recipe.recipe import Recipe
-from steppe.lab.runner.local import Job, Place, train_jobs
+from steppe.lab.runner.jobs import Job, Place
+from steppe.lab.runner.local import train_jobs
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -19,7 +19,8 @@ from steppe.lab.preparing import recipe_for, try_out
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import metric_of, read_record, value_of
 from steppe.lab.runner.finished import finished_record
-from steppe.lab.runner.local import Job, Place, result_of, train_jobs
+from steppe.lab.runner.jobs import Job, Place
+from steppe.lab.runner.local import result_of, train_jobs
 from steppe.lab.training.batches import cached_data, data_for
 from steppe.lab.training.tasks import TASKS, task_of
 from steppe.support.errors import UserError

@@ -11,7 +11,7 @@ import typer
 from ...support.errors import UserError
 from ..errors import resumable, say
 from ..options import PLACE, RECIPE, Address, Jobs, Json, On, Out, Together, takes
-from ..prepare import how_many_jobs, make_place, make_recipe, runs_at_once
+from ..prepare import how_many_jobs, make_place, make_recipe, with_runs_at_once
 from ..runs import address_of, report_runs, train_all
 
 
@@ -47,7 +47,7 @@ def command(
     """Train one model on one data set with several methods and seeds; report accuracy, sharpness and cost.
 
     Without any option: the digits that come with scikit-learn, with clean and with 60 % wrong labels, a small net, four
-    methods, ten seeds; two to three minutes on two cores. Finished runs in --out are not repeated.
+    methods, ten seeds; less than a minute on two cores. Finished runs in --out are not repeated.
     """
     from ...lab.recipe.method_text import split_methods
     from ...lab.records import metric_of
@@ -67,7 +67,7 @@ def command(
         others = _rivals(rivals, base, equal_cost)
         planned += plan(base, wanted or list(DEFAULT_METHODS), range(count), equal_cost, others)
     where = make_place(place, asked, out)
-    where = replace(where, together=runs_at_once(together, [asked], where.device))
+    where = with_runs_at_once(where, together, [asked])
     for note in notes(asked, planned):
         say(note)
     with resumable():

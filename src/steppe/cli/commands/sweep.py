@@ -63,7 +63,7 @@ def command(
     """
     from ...lab.runner import sweep
     from ...lab.runner.comparison import notes, with_method
-    from ...lab.runner.local import Job
+    from ...lab.runner.jobs import Job
 
     asked = make_recipe(recipe, place["compile"])
     template = replace(with_method(asked, method), hold_out=hold_out)

@@ -27,7 +27,8 @@ def command(
     """Train one model with one method and one seed; with torchrun, on several processes."""
     from ...lab.records import with_average
     from ...lab.runner import comparison
-    from ...lab.runner.local import Job, notes, train_jobs
+    from ...lab.runner.jobs import Job
+    from ...lab.runner.local import notes, train_jobs
     from ...lab.training.ranks import ALONE, join
     from ..progress import Display
 

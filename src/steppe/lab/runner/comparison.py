@@ -15,7 +15,7 @@ from ..recipe.method_text import make_method
 from ..recipe.recipe import Recipe
 from ..records import label_for
 from ..statistics import stretched
-from .local import Job
+from .jobs import Job
 
 DEFAULT_METHODS = ("sam:rho=0.1", "asam:rho=0.5", "gsam:rho=0.1", "looksam:rho=0.1")
 FIRST_NOISE, FIRST_SEEDS = (0.6, 0.0), 10  # label noise and seeds of the comparison without any option

@@ -14,7 +14,8 @@ from ..report.formatting import plural
 from ..training.batches import Batches, data_for
 from ..training.tasks import task_of
 from .finished import finished_record
-from .local import Job, News, Place
+from .jobs import Job, Place
+from .local import News
 
 _EXAMPLES = 64  # size of the timed batch; the time of a larger one is taken to be proportional
 

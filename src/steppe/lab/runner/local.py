@@ -6,6 +6,7 @@ started them ends, even if it was killed.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,51 +27,15 @@ from ...support.errors import UserError, describe
 from ...support.own_objects import has_any, packed, unpack
 from ..recipe.own_code import code_of, own_names
 from ..recipe.recipe import Recipe
-from ..records import Record, RecordWarning, label_for, metric_of, value_of, write_record
+from ..records import Record, RecordWarning, metric_of, value_of, write_record
 from ..report.formatting import plural
-from ..training.final_curvature import Measuring
 from ..training.ranks import ALONE, Ranks
 from .finished import ended_record, finished_record, run_lock, same_code
+from .jobs import Job, Place, groups_of
 from .loggers import logger_maker
 
 if TYPE_CHECKING:
     from ..training.run import Run
-
-
-@dataclass(frozen=True)
-class Job:
-    """A recipe to train, with its role and its name in tables."""
-
-    recipe: Recipe
-    role: str = "method"
-    label: str = ""
-
-    @property
-    def name(self) -> str:
-        """The label; if none was given, one made from the recipe."""
-        return self.label or label_for(self.recipe)
-
-    @property
-    def work(self) -> float:
-        """The amount of work, in epochs of plain training."""
-        return self.recipe.epochs * float(self.recipe.build_method().cost)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where and how runs are trained. It does not change their results, except for rounding with `threads`."""
-
-    folder: Path
-    device: str = "cpu"
-    data_root: Path | None = None
-    threads: int = 1
-    together: int = 1  # runs per process, trained in round robin
-    measuring: Measuring | None = None  # what is measured at the end of a run
-    log: str = ""  # name of the logger
-    keep_weights: bool = False
-    # Hashes of the user's own code when the command began, by the key of the run:
-    code: Mapping[str, Any] = field(default_factory=dict)
-    asked: Any = None  # for a queued run: the entry "asked" of its record
 
 
 @dataclass(frozen=True)
@@ -147,14 +112,37 @@ def train_jobs(
     ranks: Ranks = ALONE,
     make_run: Callable[..., Run] | None = None,
 ) -> list[Record]:
-    """Train all jobs in this process, in round robin. `make_run` is called like `Run`, its default."""
-    import torch
+    """Train all jobs in this process, at once. `make_run` is called like `Run`, its default.
 
-    from ..training.round_robin import train_round_robin
-    from ..training.run import Run
+    If the GPU's memory is too small for all at once, half of them are trained after the other half.
+    """
+    import torch
 
     if place.device == "cpu":
         torch.set_num_threads(place.threads)
+    try:
+        return _train_at_once(jobs, place, tell, ranks, make_run)
+    except torch.OutOfMemoryError:
+        if len(jobs) == 1:
+            raise
+    half = len(jobs) // 2
+    warnings.warn(
+        f"{len(jobs)} runs at once do not fit into the memory of {place.device}: going on with {len(jobs) - half}",
+        RecordWarning,
+        stacklevel=2,
+    )
+    gc.collect()  # of the failed attempt
+    torch.cuda.empty_cache()
+    return [r for some in (jobs[:half], jobs[half:]) for r in train_jobs(some, place, tell, ranks, make_run)]
+
+
+def _train_at_once(
+    jobs: Sequence[Job], place: Place, tell: Tell, ranks: Ranks, make_run: Callable[..., Run] | None
+) -> list[Record]:
+    from ..training.round_robin import train_round_robin
+    from ..training.run import Run
+    from ..training.stack import stacked
+
     records: dict[str, Record] = {}
     runs: list[Run] = []
     with ExitStack() as locks:
@@ -180,7 +168,7 @@ def train_jobs(
                 records[job.recipe.key] = record
                 tell(news_of(record, before=True))
         with _explain_own_failures(jobs):
-            train_round_robin(runs, Reporter(tell).after_step)
+            train_round_robin(stacked(runs) if place.stacked > 1 else runs, Reporter(tell).after_step)
     records |= {run.recipe.key: run.record for run in runs}
     return [records[job.recipe.key] for job in jobs]
 
@@ -271,7 +259,7 @@ def perform(jobs: Sequence[Job], place: Place, workers: int = 1, tell: Tell = la
     # Within a seed the longest first, so that all workers end at about the same time:
     waiting.sort(key=lambda job: (job.recipe.seed, -job.work))
     place = replace(place, code={job.recipe.key: code_of(job.recipe) for job in waiting})
-    tasks = groups_of(waiting, place.together)
+    tasks = groups_of(waiting, place, workers)
     if workers > 1 and len(tasks) > 1:
         found = _in_processes(tasks, place, min(workers, len(tasks)), tell)
     else:
@@ -279,14 +267,6 @@ def perform(jobs: Sequence[Job], place: Place, workers: int = 1, tell: Tell = la
     for some in found:
         records |= {record["key"]: record for record in some}
     return [records[job.recipe.key] for job in jobs]
-
-
-def groups_of(jobs: Sequence[Job], size: int) -> list[list[Job]]:
-    """Groups of at most `size` jobs for one process: with the same amount of work, so that they end together."""
-    alike: dict[Any, list[Job]] = {}
-    for job in jobs:
-        alike.setdefault((job.name, job.role, job.recipe.epochs) if size > 1 else job.recipe.key, []).append(job)
-    return [group[i : i + size] for group in alike.values() for i in range(0, len(group), size)]
 
 
 def _in_processes(tasks: list[list[Job]], place: Place, workers: int, tell: Tell) -> Iterator[list[Record]]:

@@ -14,7 +14,8 @@ from ...support.errors import UserError, describe, one_line, require
 from ...support.own_objects import packed, unpack
 from ..records import Record, write_record
 from .finished import finished_record
-from .local import Job, Place, Tell, done_before, news_of, train_jobs
+from .jobs import Job, Place
+from .local import Tell, done_before, news_of, train_jobs
 
 _PATIENCE = 10.0  # seconds to wait for a run, or for an answer of the head node, before the next check
 _FAILURES = 3  # after this many failed checks in a row the head node counts as dead; it may have been restarted

@@ -20,7 +20,8 @@ from ..recipe.recipe import Recipe
 from ..records import Record, RecordWarning, new_record, read_record, write_record
 from .claims import STALE, Claim
 from .finished import finished_record, same_code
-from .local import Job, News, Place, Tell, news_of, train_jobs
+from .jobs import Job, Place
+from .local import News, Tell, news_of, train_jobs
 
 # Fields of a Place that are not written to the queue:
 _OF_A_MACHINE = ("folder", "device", "together", "measuring", "code", "asked")

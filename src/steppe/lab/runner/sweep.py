@@ -28,7 +28,7 @@ from ..report.formatting import difference
 from ..statistics import Difference, group_records, larger_is_better
 from ..statistics import against_best as differences_to_best
 from .finished import finished_record
-from .local import Job
+from .jobs import Job
 
 RunJobs: TypeAlias = Callable[[Sequence[Job]], "list[Record]"]
 _WORST = 1e30  # counts as the value of a diverged run where smaller is better

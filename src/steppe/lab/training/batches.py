@@ -6,7 +6,7 @@ No random state has to be saved: every random choice (order, crops, mixup) has i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
@@ -102,29 +102,37 @@ class Batches:
 
     def of_epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, Any]]:
         """Inputs, targets, and the auxiliary batch or None."""
-        main = self._pass(epoch, "main")
-        pairs: Iterable[Any]
-        if self.auxiliary == "fresh":
-            pairs = zip(main, self._pass(epoch, "auxiliary"), strict=True)
-        elif self.auxiliary == "previous":
-            pairs = with_auxiliary(main, "previous")
-        elif self.auxiliary == "fixed":
-            self._fixed = self._fixed or next(self._pass(0, "auxiliary"))
-            pairs = ((batch, self._fixed) for batch in main)
-        elif self.held_out is not None:
-            pairs = zip(main, self._held_out_pass(epoch, self.held_out), strict=True)
-        else:
-            pairs = ((batch, None) for batch in main)
-        for (inputs, targets), second in pairs:
+        for (inputs, targets), second in self._pairs(epoch):
             yield inputs, targets, second
+
+    def _pairs(self, epoch: int) -> Iterable[Any]:
+        """Main and auxiliary batches."""
+        main = self._pass(epoch, "main")
+        if self.auxiliary == "fresh":
+            return zip(main, self._pass(epoch, "auxiliary"), strict=True)
+        if self.auxiliary == "previous":
+            return with_auxiliary(main, "previous")
+        if self.auxiliary == "fixed":
+            self._fixed = self._fixed or next(self._pass(0, "auxiliary"))
+            return ((batch, self._fixed) for batch in main)
+        if self.held_out is not None:
+            return zip(main, self._pass(epoch, "held out"), strict=True)
+        return ((batch, None) for batch in main)
 
     def _pass(self, epoch: int, purpose: str) -> Iterator[tuple[Tensor, Tensor]]:
         """An epoch's batches, in an order of its own for each purpose."""
+        return self._read(self.rows(epoch, purpose), epoch, purpose)
+
+    def rows(self, epoch: int, purpose: str) -> Tensor:
+        """The rows of the training data in an epoch's batches, one batch after another."""
+        if purpose == "held out":
+            assert self.held_out is not None
+            return self._held_out_rows(epoch, self.held_out)
         order = torch.randperm(self.examples, generator=generator_for(self.recipe.seed, purpose, "order", epoch))
         order = order[: self.steps * self.recipe.batch]
-        return self._read(order if self._trained_on is None else self._trained_on[order], epoch, purpose)
+        return order if self._trained_on is None else self._trained_on[order]
 
-    def _held_out_pass(self, epoch: int, held_out: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _held_out_rows(self, epoch: int, held_out: Tensor) -> Tensor:
         """One held-out batch per step of an epoch: repeated passes over all held-out examples, each in a new order."""
         size = min(self.recipe.batch, len(held_out)) // self.ranks * self.ranks
         if size == 0:
@@ -133,7 +141,7 @@ class Batches:
         whole = len(held_out) // size  # batches in one pass over them
         passes = -(-self.steps // whole)
         orders = [torch.randperm(len(held_out), generator=generator)[: whole * size] for _ in range(passes)]
-        return self._read(held_out[torch.cat(orders)[: self.steps * size]], epoch, "held out")
+        return held_out[torch.cat(orders)[: self.steps * size]]
 
     def _read(self, rows: Tensor, epoch: int, purpose: str) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's part of the batches of these rows, one batch per step."""
@@ -167,4 +175,18 @@ class Batches:
     def of_test(self, size: int = 1000) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of the test set, in stored order."""
         for inputs, targets in self.data.batches("test", size):
+            yield prepare(inputs, self.data, self.dtype), targets
+
+
+class StackedBatches(Batches):
+    """The batches of several runs that differ only in their seed, stacked: members x batch x ..."""
+
+    def __init__(self, members: Sequence[Batches]):
+        self.__dict__.update(vars(members[0]))
+        self.members, self._fixed = members, None
+
+    def _pass(self, epoch: int, purpose: str) -> Iterator[tuple[Tensor, Tensor]]:
+        rows = torch.stack([one.rows(epoch, purpose).view(self.steps, -1) for one in self.members], 1).to(self.device)
+        for some in rows:
+            inputs, targets = self.data.train.take(some)
             yield prepare(inputs, self.data, self.dtype), targets

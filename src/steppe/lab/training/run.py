@@ -54,6 +54,16 @@ def fit_whitening(net: nn.Module, data: DataSet, most: int = 5000) -> None:
             layer.fit(prepare(inputs, data, layer.weight.dtype))
 
 
+def epoch_means(sums: dict[str, Any], name: str, value: Tensor, numbers: int = 0) -> None:
+    """Add a metric to its sum over an epoch. Only numbers are summed; of a vector (GAM's γ) the last value is kept.
+
+    A number is a tensor with `numbers` dimensions: 0, or 1 if it has an entry for each member of a stack.
+    """
+    total, count = sums.get(name, (0.0, 0))
+    vector = value.dim() > numbers
+    sums[name] = (value if vector else total + value, 1 if vector else count + 1)
+
+
 class Run:
     """The training of one recipe.
 
@@ -160,7 +170,7 @@ class Run:
         while self.record["status"] == "running" and len(self.record["epochs"]) < self.recipe.epochs:
             yield from self._epoch(len(self.record["epochs"]) + 1)
             self._save()
-        self._finish()
+        self.finish()
 
     def _epoch(self, epoch: int) -> Iterator[None]:
         recipe, batches = self.recipe, self.batches
@@ -181,9 +191,8 @@ class Run:
                 self.average.update()
                 averaging += time.perf_counter()
             for name, value in self.optimizer.metrics.items():
-                if isinstance(value, Tensor):  # numbers are averaged; of a vector (GAM's γ) the last value is kept
-                    total, count = sums.get(name, (0.0, 0))
-                    sums[name] = (value if value.dim() else total + value, 1 if value.dim() else count + 1)
+                if isinstance(value, Tensor):
+                    epoch_means(sums, name, value)
             yield
         finite_steps = int(self.ranks.minimum_(self.totals[2:].clone()))
         train_loss, right, _ = self.ranks.mean_(self.totals).tolist()  # the only synchronisation in an epoch
@@ -204,12 +213,16 @@ class Run:
         entry.update(test)  # a subclass may evaluate more
         if self.average is not None and self.average.started:
             entry["averaged"] = self.ranks.broadcast(self._evaluate_average(self.average, epoch))
+        self.end_epoch(entry, finite_steps)
+
+    def end_epoch(self, entry: Epoch, finite_steps: int) -> None:
+        """Add an epoch to the record and the log. After fewer finite steps than an epoch has, the run has diverged."""
         self.record["epochs"].append(entry)
         for name in ("train_loss", "train_accuracy", "test_loss", self.task.name, "lr") if self.logger else ():
             if name in entry:
-                self.logger.add_scalar(name, entry[name], epoch)
-        if finite_steps < batches.steps or not math.isfinite(entry["test_loss"]):
-            self._diverged(epoch, finite_steps + 1, train_loss)
+                self.logger.add_scalar(name, entry[name], entry["epoch"])
+        if finite_steps < self.batches.steps or not math.isfinite(entry["test_loss"]):
+            self._diverged(entry["epoch"], finite_steps + 1, entry["train_loss"])
 
     def evaluate(self) -> dict[str, float]:
         """Loss and metric on the test set."""
@@ -269,10 +282,11 @@ class Run:
             if self.folder is not None and self.ranks.first:
                 write_record(self.record, self.folder)
             return
-        self._write_checkpoint()
+        self.write_checkpoint()
         self._saved = time.monotonic()
 
-    def _write_checkpoint(self) -> None:
+    def write_checkpoint(self) -> None:
+        """Write weights, optimizer, average and record, so that the run can go on from here."""
         weights, state = self.ranks.state(self.net, self.optimizer)
         if self.checkpoint is None or self.folder is None or not self.ranks.first:
             return
@@ -300,12 +314,17 @@ class Run:
             self.scaler.load_state_dict(saved["scaler"])
         if self.average is not None:
             self.average.load_state_dict(saved["average"])
-        record, then = self.record, saved["record"]
+        self.continue_record(saved["record"])
+        self._looks_before = self.record["epochs"][-1]["gradients"]
+
+    def continue_record(self, then: Record) -> None:
+        """Continue the record of a checkpoint."""
+        record = self.record
         record["status"], record["epochs"] = then["status"], then["epochs"]
         record["verdict"], record["started"] = then["verdict"], then["started"]
-        self._looks_before = record["epochs"][-1]["gradients"]
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Complete the record with the results of the last epoch and the measurements; write it, and the weights."""
         record = self.record
         last = record["epochs"][-1]
         final: Any = {

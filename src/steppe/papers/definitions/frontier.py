@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Any
 
 from ...lab.recipe.base_names import base_label
 from ...lab.recipe.method_text import canonical
 from ...lab.recipe.recipe import Recipe, suggested
+from ..choosing import CHOOSING, choosing_cells, chosen_radii
 from ..experiment import Cell, Experiment
 from ..robustness import Robustness
 from ..store import kept_lines
@@ -29,7 +29,6 @@ from ..store import kept_lines
 NAME = "extra/frontier"
 LENGTHS = (1, 2, 4, 8)
 RADII = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-CHOOSING = "choosing"  # the role of runs that choose the radius on held-out data
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def _digits(noise: float) -> Regime:
 def _cnn(name: str, label: str, **fields: Any) -> Regime:
     recipe = Recipe.of({
         "data": "cifar-10", "model": "cnn-5", "base": "adam", "lr": 1e-3, "batch": 100, "epochs": 20,
-        "average": "ema:0.999", **fields,
+        "precision": "tf32", "average": "ema:0.999", **fields,
     })  # fmt: skip
     return Regime(name, f"CIFAR-10, {label}, CNN-5, Adam, {recipe.epochs} epochs", recipe, 10, choosing=2)
 
@@ -128,9 +127,7 @@ def fixed_cells(regime: Regime) -> Iterator[Cell]:
         ("gapsam", "GapSAM", "gapsam", {"auxiliary": "held-out"}),
     ):  # fmt: skip
         yield _cell(regime, name, label, "method", _with_method(own, method, **settings))
-    for rho in RADII:
-        recipe = _with_method(own, f"sam:rho={rho}", hold_out=regime.hold_out)
-        yield _cell(regime, f"choose/{rho}", f"SAM, ρ = {rho}, on held-out data", CHOOSING, recipe, regime.choosing)
+    yield from choosing_cells(regime.name, replace(own, average=""), RADII, regime.hold_out, regime.choosing)
 
 
 def chosen_cells(regime: Regime, rho: float) -> Iterator[Cell]:
@@ -161,41 +158,16 @@ def _with_method(recipe: Recipe, method: str, **fields: Any) -> Recipe:
     return replace(recipe, method=canonical(method), average="", **fields)
 
 
-def _cell(regime: Regime, name: str, label: str, role: str, recipe: Recipe, seeds: int = 0) -> Cell:
-    return Cell(f"{regime.name}/{name}", recipe, label, role, seeds=seeds or regime.seeds)
+def _cell(regime: Regime, name: str, label: str, role: str, recipe: Recipe) -> Cell:
+    return Cell(f"{regime.name}/{name}", recipe, label, role, seeds=regime.seeds)
 
 
 # The choice
 
 
-def chosen_radii(lines: Any) -> dict[str, float]:
-    """The radius with the best mean on held-out data, by regime, once every radius has all its seeds at full scale.
-
-    A diverged run counts as the worst. Of equally good radii the smallest is taken.
-    """
-    found: dict[str, dict[float, dict[int, float]]] = {}
-    for line in lines:
-        if line["role"] == CHOOSING and line["scale"] == "full":
-            regime, _, rho = line["cell"].split("/")
-            found.setdefault(regime, {}).setdefault(float(rho), {})[line["seed"]] = _score(line)
-    chosen = {}
-    for regime in REGIMES:
-        scores = {rho: _means(by_seed, regime.choosing) for rho, by_seed in found.get(regime.name, {}).items()}
-        if all(scores.get(rho) is not None for rho in RADII):
-            chosen[regime.name] = max(RADII, key=lambda rho, scores=scores: (scores[rho], -rho))
-    return chosen
-
-
-def _means(by_seed: Mapping[int, float], seeds: int) -> float | None:
-    """The mean over the first seeds, which choose the radius; None if one is missing."""
-    return fmean(by_seed[seed] for seed in range(seeds)) if by_seed.keys() >= set(range(seeds)) else None
-
-
-def _score(line: Mapping[str, Any]) -> float:
-    """The held-out accuracy, or minus the held-out loss of a language model; minus infinity if the run diverged."""
-    final = line["final"]
-    value = final.get("test_accuracy", -final["test_loss"] if isinstance(final["test_loss"], float) else None)
-    return float(value) if line["status"] == "done" and isinstance(value, float) else float("-inf")
+def chosen_by(lines: Any) -> dict[str, float]:
+    """The radius that held-out data chose, by regime."""
+    return chosen_radii(lines, RADII, {regime.name: regime.choosing for regime in REGIMES})
 
 
 def frontier(chosen: Mapping[str, float]) -> Experiment:
@@ -208,12 +180,12 @@ def frontier(chosen: Mapping[str, float]) -> Experiment:
     return Experiment(
         NAME, "Methods and bases at 1, 2, 4 and 8 times the cost, regime by regime",
         "Where a method gains over the best that its base reaches at the same cost.", tuple(cells), seeds=10,
-        measuring=Robustness(), follows=lambda lines: frontier(chosen_radii(lines)), shorter=10, stops=10,
+        measuring=Robustness(), follows=lambda lines: frontier(chosen_by(lines)), shorter=10, stops=10,
         needs="CIFAR-10, and text for the language model",
         choices=("SAM's radius is chosen on held-out training data; its cells appear when these runs are collected. "
                  "ASAM takes ten times that radius, the others the same; MSAM, GAM and GapSAM have their defaults.",),
     )  # fmt: skip
 
 
-CHOSEN = chosen_radii(kept_lines(NAME.replace("/", "-"), containing=f'"role": "{CHOOSING}"'))
+CHOSEN = chosen_by(kept_lines(NAME.replace("/", "-"), containing=f'"role": "{CHOOSING}"'))
 FRONTIER = frontier(CHOSEN)

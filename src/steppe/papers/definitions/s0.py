@@ -10,59 +10,15 @@ import torch
 
 from ...lab.statistics import Mean, mean_of
 from ...methods.gam import transformation
-from ..claims import NEAR, NOTHING, Contest, Finding, Trend, claims_table, contests, falls_along
-from ..experiment import SETS, Cell, Experiment, trained
+from ..claims import NEAR, NOTHING, Contest, Finding, Trend, claims_table, contests, falls_along, lost
+from ..experiment import Cell, Experiment, trained
 from ..quadratic import Quadratics, learn, paper_method
 from ..store import Results
+from . import s0_theorem
+from .s0_columns import ADAM, COLUMNS, table1_cells
 
 TITLE = "S0 · Generalization Aware Minimization"
-_ADAM: dict[str, Any] = {"base": "adam", "lr": 1e-3, "batch": 100, "auxiliary": "previous"}
-
-# Table 1: columns and rows
-
-COLUMNS: dict[str, dict[str, Any]] = {
-    "mnist/mlp-3": {"data": f"{SETS}:mnist", "model": "mlp-3", "model_settings": {"hidden": 256}, "epochs": 10},
-    "mnist/cnn-3": {"data": f"{SETS}:mnist", "model": "cnn-3", "epochs": 10},
-}
-for _data, _place in (("cifar10", ""), ("svhn", ""), ("fashion", "svhn")):
-    for _model in ("mlp-3", "cnn-5", "cnn-14"):
-        COLUMNS[f"{_data}/{_model}"] = {"data": f"{SETS}:{_data}", "model": _model, "epochs": 20}
-        if _model == "mlp-3":
-            COLUMNS[f"{_data}/{_model}"]["model_settings"] = {"hidden": 1024}
-        if _model == "cnn-14":
-            COLUMNS[f"{_data}/{_model}"] |= {"precision": "fp16-fixed", "compile": True}
-        elif _model == "cnn-5" and _data != "cifar10":
-            COLUMNS[f"{_data}/{_model}"]["precision"] = "tf32"
-        if _place:
-            COLUMNS[f"{_data}/{_model}"]["stands_for"] = f"{_place}/{_model}"
-COLUMNS["imagenet/resnet-50"] = {
-    "data": "imagenet", "model": "resnet-50", "model_settings": {"activation": "softplus"}, "batch": 32, "epochs": 20,
-}  # fmt: skip
-ROWS = {
-    "sgd": ("SGD (Adam)", "plain"),
-    "sam-0.001": ("SAM 0.001", "sam:rho=0.001,normalize=false"),
-    "sam-0.01": ("SAM 0.01", "sam:rho=0.01,normalize=false"),
-    "sam-0.1": ("SAM 0.1", "sam:rho=0.1,normalize=false"),
-    "crsam": ("CR-SAM", "crsam:rho=0.1,gamma=0.1,beta=0.01"),
-    "gam": ("GAM", "gam:T={T},eps=0.001,discrepancy=dot"),
-}
-_IMAGENET_ROWS = ("sgd", "sam-0.1", "gam")
-
-
-def _table1() -> tuple[Cell, ...]:
-    cells = []
-    for column, settings in COLUMNS.items():
-        for row, (label, method) in ROWS.items():
-            if column.startswith("imagenet") and row not in _IMAGENET_ROWS:
-                continue
-            fields = {**_ADAM, **settings, "method": method.format(T=3 if column.startswith("mnist") else 2)}
-            if row == "gam" and fields.get("precision") == "fp16-fixed":
-                fields["precision"] = "tf32"  # gradients of its looks far from w overflow float16
-            cells.append(trained(f"{column}/{row}", label, **fields))
-    return tuple(cells)
-
-
-_CNN5 = {**_ADAM, **COLUMNS["cifar10/cnn-5"]}
+_CNN5 = {**ADAM, **COLUMNS["cifar10/cnn-5"]}
 PERIODS = (1, 2, 5, 10, 20)
 
 
@@ -132,7 +88,7 @@ EXPERIMENTS = (
         "s0/table1", "Table 1: test accuracy by data, model and method",
         "Six methods in nine columns. GAM is best on the MLPs, on MNIST's CNN and on ImageNet; CR-SAM on the CNNs of "
         "CIFAR-10 and SVHN.",
-        _table1(), seeds=5,
+        table1_cells(), seeds=5,
         choices=(*_NOTES, "Fashion-MNIST is run in place of SVHN; the paper has no number to compare it with.",
                  "Precision is not stated: float32; TF32 for CNN-5 on SVHN and Fashion-MNIST; for CNN-14 float16 "
                  "with a fixed loss scale, which rounds nearly like TF32 and takes less than half of float32's time; "
@@ -142,7 +98,7 @@ EXPERIMENTS = (
     Experiment(
         "s0/fig2", "Figure 2: the learned transformation P(λ) of eigenvalues",
         "P(λ) = λ + Σ γ_t λ^{t+1} at the end of training, by column: GAM's curve lies above SAM's for large λ.",
-        tuple(c for c in _table1() if c.name.endswith("/gam")), seeds=5, shorter=5, share=0.2,
+        tuple(c for c in table1_cells() if c.name.endswith("/gam")), seeds=5, shorter=5, share=0.2,
         choices=("Drawn from γ of Table 1's runs. In the statements, 'large' is λ = 10 and 'small' λ = 1.",),
     ),
     Experiment(
@@ -161,7 +117,7 @@ EXPERIMENTS = (
     Experiment(
         "s0/fig5", "Figure 5: test error by epoch",
         "Error of every method after each epoch, by column: GAM may lie above the others early and ends below.",
-        tuple(c for c in _table1() if not c.name.startswith("imagenet")), seeds=5, shorter=5, share=0.2,
+        tuple(c for c in table1_cells() if not c.name.startswith("imagenet")), seeds=5, shorter=5, share=0.2,
         choices=("Drawn from Table 1's runs.",),
     ),
     Experiment(
@@ -174,6 +130,7 @@ EXPERIMENTS = (
         "The paper has no such table.",
         _CHOICES, seeds=5, shorter=5, share=0.2,
     ),
+    *s0_theorem.EXPERIMENTS,
 )  # fmt: skip
 
 CLAIMS = claims_table(
@@ -301,7 +258,7 @@ def _unstable(experiment: Experiment, results: Results) -> Finding:
     lines, total = [f"T = 2: {100 * base.value:.2f} ± {100 * base.error:.2f}"], 0
     for T, group in large.items():
         mean = group.mean("test_accuracy")
-        collapsed = len(group.diverged) + sum(r["final"]["test_accuracy"] < base.value / 2 for r in group.done)
+        collapsed = lost(group, base.value)
         total += collapsed
         if group.records:
             shown = "none finished" if mean is None else f"{100 * mean.value:.2f} ± {100 * (mean.error or 0):.2f}"
@@ -376,4 +333,5 @@ TRENDS = (
     Trend("insensitive", "s0/fig6", "GAM is relatively insensitive to ε", _insensitive),
     Trend("small-batches", "s0/fig6", "GAM is best at small batches",
           falls_along([f"batch/{b}" for b in BATCHES], "test_accuracy")),
+    *s0_theorem.TRENDS,
 )  # fmt: skip

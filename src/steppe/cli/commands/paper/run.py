@@ -13,7 +13,7 @@ from ....support.errors import UserError
 from ...errors import resumable, say
 from ...options import DEVICE, THREADS, Address, Jobs, On, Together
 from ...paper_options import Name, Scale
-from ...prepare import how_many_jobs, make_folder, runs_at_once
+from ...prepare import how_many_jobs, make_folder, with_runs_at_once
 from ...runs import QUEUE, address_of, leave_to_others
 
 Cells = Annotated[
@@ -50,7 +50,7 @@ def command(
     Several machines can each run some cells into folders of their own; `steppe paper collect` merges the results. With
     --missing a new machine runs only what the kept results lack.
     """
-    from ....lab.runner.local import Place
+    from ....lab.runner.jobs import Place
     from ....papers.experiment import check_scale
     from ....papers.registry import find
     from ....papers.run import plan, run, set_data_folder
@@ -61,8 +61,9 @@ def command(
     set_data_folder(data_dir)
     if threads < 1:
         raise UserError(f"--threads must be at least 1, not {threads}")
-    at_once = runs_at_once(together, [job.recipe for job in planned.jobs], device)
     folder = out or default_folder(experiment, scale)
+    place = Place(folder, device, data_dir, threads, measuring=experiment.measuring_at(scale))
+    place = with_runs_at_once(place, together, [job.recipe for job in planned.jobs])
     _describe(planned, folder)
     if dry:
         for job in planned.jobs:
@@ -70,7 +71,6 @@ def command(
         return
     require_device(device)
     make_folder(folder)
-    place = Place(folder, device, data_dir, threads, at_once, experiment.measuring_at(scale))
     planned = _with_data(planned, data_dir, getattr(place.measuring, "before", None))
     trainer = _trainer(address_of(on, address), planned, place)
     with resumable(), Display(planned.jobs) as display:
