@@ -101,6 +101,8 @@ def on_a_rank(epochs: int) -> None:
         print("ddp and fsdp2 equal one process up to rounding.")
         print("In ddp_local each process perturbs by the gradient of its own half of the batch, so its weights differ.")
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # FSDP2 keeps gloo's threads alive, and one that runs while Python exits can abort the process
 
 
 def main() -> None:

@@ -112,6 +112,8 @@ def train(args: argparse.Namespace) -> None:
         if stage.is_last and dist.get_rank() == dist.get_world_size() - 1:
             print(f"step {number}: loss {torch.stack(losses).mean():.6f}", flush=True)
     dist.destroy_process_group()
+    if device.type == "cpu":
+        os._exit(0)  # FSDP2 keeps gloo's threads alive, and one that runs while Python exits can abort the process
 
 
 def main() -> None:

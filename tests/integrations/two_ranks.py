@@ -226,6 +226,7 @@ def main(path: str) -> None:
             if said:  # the other rank may be elsewhere by now
                 sys.exit(1)
     dist.destroy_process_group()
+    os._exit(0)  # FSDP2 keeps gloo's threads alive, and one that runs while Python exits can abort the process
 
 
 if __name__ == "__main__":

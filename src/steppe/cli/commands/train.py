@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -60,11 +60,23 @@ def _result(record: Any) -> str:
     return f"{metric.replace('_', ' ').strip('↑')} {value_of(record, metric) or 0:.4f}"
 
 
-def _leave_group() -> None:
+def _leave_group() -> NoReturn:
+    """Leave the process group and end the process.
+
+    Models, meshes and caches of torch keep threads of gloo alive, and one that frees a tensor while Python shuts down
+    aborts the process. So the process ends without that, after what was registered with atexit has run.
+    """
+    import atexit
     import gc
+    import os
+    import sys
 
     import torch.distributed
 
     gc.collect()  # objects that hold the group, such as DDP's reducer, must be freed before it
     torch.distributed.barrier()  # no process leaves while others still communicate
     torch.distributed.destroy_process_group()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
