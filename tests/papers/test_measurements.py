@@ -18,7 +18,6 @@ from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.training.checkpoints import write_weights
 from steppe.lab.training.round_robin import train_round_robin
 from steppe.papers import pretrained, sets
-from steppe.papers.definitions.s1 import describe_point, surface, trajectory
 from steppe.papers.epoch_measurements import Watch, WatchedRun, examples_of
 from steppe.papers.experiment import SETS
 from steppe.papers.final_measurements import AtOwnRadius, Landscape, LocalExtrema, Shifted
@@ -178,30 +177,3 @@ def test_pretrained_weights_are_loaded_except_for_the_last_layer(tmp_path, monke
     assert isinstance(plain[0], nn.AdaptiveAvgPool2d)
     with pytest.raises(UserError, match="no weights after in"):
         pretrained.build((3, 32, 32), 3, "tiny", "after")
-
-
-# The toy surface
-
-
-def test_the_surface_has_two_sharp_minima_and_a_flat_one():
-    def curvature(x: float, y: float) -> float:
-        hessian = torch.autograd.functional.hessian(surface, torch.tensor([x, y]))
-        return float(torch.linalg.eigvalsh(hessian)[-1])
-
-    assert curvature(-0.6, -0.4) > 10 * curvature(1.5, 1.5)
-    assert curvature(0.2, -1.0) > 10 * curvature(1.5, 1.5)
-
-
-def test_a_trajectory_is_gradient_descent():
-    w = torch.tensor([-1.4, -1.2])
-    for _ in range(5):
-        slope = torch.autograd.functional.jacobian(surface, w)
-        w = w - 0.05 * slope
-    assert trajectory("sgd", "smoke", 0)["end"] == pytest.approx(w.tolist(), rel=1e-6)
-
-
-def test_the_end_of_a_trajectory_in_words():
-    assert describe_point(torch.tensor([1.2, 1.6])) == "the flat minimum"
-    assert describe_point(torch.tensor([-0.6, -0.45])) == "a sharp minimum"
-    assert describe_point(torch.tensor([-0.28, -0.11])) == "a saddle"  # found by following SAM
-    assert describe_point(torch.tensor([40.0, 40.0])) == "a slope"

@@ -15,9 +15,9 @@ import torch
 from ..lab.statistics import Group
 from ..methods.gam import transformation
 from ..support.files import whole_file
+from . import ridge
 from .definitions import s0 as s0_gam
 from .definitions import s0_columns
-from .definitions import s1 as s1_gsam
 from .definitions import s4 as s4_sasam
 from .frontier_figure import charts
 from .frontier_table import tables
@@ -171,11 +171,10 @@ def _settings(kept: FigureResults) -> Figure:
 
 
 def _trajectories(kept: FigureResults) -> Figure:
-    figure, (axis,) = axes_for(1, 4.6, 4.0)
-    side = torch.linspace(-2, 3, 120)
-    grid = torch.cartesian_prod(side, side).flip(1)  # x runs fastest
-    heights = torch.vmap(s1_gsam.surface)(grid).reshape(len(side), len(side))
-    axis.contourf(side, side, heights, levels=30, cmap="Greys", alpha=0.6)
+    figure, (axis,) = axes_for(1, 5.6, 3.0)
+    x, y = torch.linspace(-2.3, 3, 160), torch.linspace(-1.4, 1.4, 90)
+    heights = ridge.PAPER(torch.cartesian_prod(y, x).flip(1)).reshape(len(y), len(x))
+    axis.contourf(x, y, heights, levels=30, cmap="Greys", alpha=0.6)
     for number, (name, group) in enumerate(kept.groups().items()):
         path = group.records[0]["values"]["path"]
         axis.plot(*zip(*path, strict=True), color=f"C{number}", lw=1.2, label=group.label)
