@@ -57,7 +57,8 @@ def _result(record: Any) -> str:
     from ...lab.records import metric_of, value_of
 
     metric = metric_of([record])
-    return f"{metric.replace('_', ' ').strip('↑')} {value_of(record, metric) or 0:.4f}"
+    value = value_of(record, metric)
+    return f"{metric.replace('_', ' ').strip('↑')} {'is not finite' if value is None else format(value, '.4f')}"
 
 
 def _leave_group() -> NoReturn:
