@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from statistics import mean
+from statistics import mean, stdev
 
 import pytest
 
@@ -76,6 +77,21 @@ def test_the_page_says_what_the_map_says():
     assert "n = 10) GapSAM has {:.1f} %, where SAM with ρ = 1 has {:.1f} %".format(*found) in TEXT
     runs = tenth.row("gapsam").group.records
     assert {run["train_examples"] for run in runs} == {4900} and len(runs) == 10
+
+
+def test_the_page_says_what_a_retreat_gains():
+    lines = (page.RECORDS / "retreat.jsonl").read_text("utf-8").splitlines()
+    (mine,) = (one for one in map(json.loads, lines) if one["candidate"] == "gap c=2 retreat=.1")
+    table, values = (
+        making("frontier").table_of("cifar-tenth"),
+        dict(zip(mine["seeds"], mine["accuracy"]["60"], strict=True)),
+    )
+    said = [f"{mean(values.values()):.1f} ± {stdev(values.values()) / 6**0.5:.1f} %"]
+    for cell, sign, words in (("base-1", 1, "points above Adam"), ("sam", -1, "below SAM")):
+        others = {r["seed"]: 100 * r["final"]["test_accuracy"] for r in table.row(cell).group.records}
+        differences = [sign * (value - others[seed]) for seed, value in values.items()]
+        said.append(f"{mean(differences):.1f} ± {stdev(differences) / 6**0.5:.1f} {words}")
+    assert len(values) == 6 and all(one in " ".join(TEXT.split()) for one in said)
 
 
 def test_what_averages_gain_is_what_the_records_say():
