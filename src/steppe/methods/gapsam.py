@@ -49,8 +49,8 @@ class GapSAM(Method):
 
         c ← c · e^(−retreat) where both rise, else min(c · e^(retreat/2), times)           (5)
 
-    A loss rises if its running mean is above one with a third of the weight on new values. Noise alone makes both rise
-    in a quarter of the updates, and (5) lowers c only if they do in more than a third.
+    A loss rises if its running mean is above a slower one, in which a new value weighs 0.3 times as much. Noise alone
+    makes both rise in a quarter of the updates; (5) lowers c only if they do in more than a third.
 
     Limits: ``times=0`` is SAM at `least`.
 
@@ -86,7 +86,8 @@ class GapSAM(Method):
 
     paper = ""
     advice = (
-        "Sets its own radius; give it a held-out batch. Best with wrong labels, or where training fits all it sees."
+        "Sets its own radius; give it a held-out batch. Best with wrong labels, or where training fits all it sees. On "
+        "less than ten thousand examples, set retreat to 0.1."
     )
     ranges = "Defaults for all; 1 to 2 times the gap."
     stackable = True
