@@ -143,3 +143,10 @@ def data():
 def net():
     return nn.Linear(10, 1)
 """
+
+
+def test_a_metric_that_is_not_finite_is_said_to_be(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("mine_never.py").write_text("def never(outputs, targets):\n    return float('nan')\n")
+    said = run("train", "--metric", "mine_never:never", "--epochs", "1", "--no-curvature")
+    assert said.exit_code == 0 and "test never is not finite, loss" in said.stdout

@@ -334,12 +334,6 @@ def test_a_method_that_sets_the_learning_rate_gets_no_schedule():
     assert f"{said} the cosine schedule and warm-up\n" in searched.stderr
 
 
-def test_a_metric_that_is_not_finite_is_said_to_be():
-    Path("mine.py").write_text("def never(outputs, targets):\n    return float('nan')\n")
-    said = run("train", "--metric", "mine:never", "--epochs", "1", "--no-curvature")
-    assert said.exit_code == 0 and "test never is not finite, loss" in said.stdout
-
-
 def test_batches_of_one():
     result = run("train", "--batch", "1", "--share", "0.01", "--epochs", "1", "--no-curvature")
     assert result.exit_code == 0, result.stderr
