@@ -47,7 +47,7 @@ def command(
     """Train one model on one data set with several methods and seeds; report accuracy, sharpness and cost.
 
     Without any option: the digits that come with scikit-learn, with clean and with 60 % wrong labels, a small net, four
-    methods, ten seeds; less than a minute on two cores. Finished runs in --out are not repeated.
+    methods, ten seeds; about a minute on two cores. Finished runs in --out are not repeated.
     """
     from ...lab.recipe.method_text import split_methods
     from ...lab.records import metric_of
