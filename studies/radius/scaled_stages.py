@@ -104,3 +104,16 @@ def parts() -> list[Job]:
     adam = GROUPS[1][1:]
     changes = ({"offset": False}, {"half": 0.0})
     return [windows(adam, ({"times": 2.0},), seeds=range(300, 324), more=change) for change in changes]
+
+
+def cifar_cosine() -> list[Job]:
+    """The cosine in units of the weights on CIFAR-10, on seeds whose base, radii and gap are kept."""
+    cifar = (REGIMES["cifar-clean"], REGIMES["cifar-40"])
+    unit = {"unit": 0.02}
+    candidates: list[tuple[tuple[dict[str, float], ...], dict[str, Any]]] = [
+        (tuple({"rate": rate, **unit} for rate in (0.1, 0.2)), {}),
+        (({"rate": 0.1, **unit},), {"mix": "bound"}),
+        (({"rate": 0.1, "least": 0.05, **unit},), SECANT),
+    ]
+    seeds = tuple(range(200, 204))
+    return [Job(cifar, "scaled", settings, seeds, fixed, 500, 100) for settings, fixed in candidates]
