@@ -160,7 +160,8 @@ def charts(record: Record, name: str) -> Iterator[Chart]:
     where = device_of(record)
     over, moved = dict[str, dict[str, float]](), dict[str, dict[str, float]]()
     for r in record["methods"]:
-        over.setdefault(f"{r['method']}, {r['looks']:.3g} looks", {})[r["model"]] = r["over_bound"]
+        looks = "1 look" if r["looks"] == 1 else f"{r['looks']:.3g} looks"
+        over.setdefault(f"{r['method']}, {looks}", {})[r["model"]] = r["over_bound"]
         if r["model"] == record["methods"][0]["model"]:
             moved[r["method"]] = {"reads and writes": r["bytes"]}
     yield Chart(f"{name}-gradients", f"Time of a captured step, {where}", "over its gradients", over, "as many bases")

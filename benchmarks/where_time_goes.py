@@ -225,12 +225,12 @@ def shown(r: dict[str, Any]) -> dict[str, float]:
 
 
 def charts(record: Record, name: str) -> Iterator[Chart]:
-    """Milliseconds of a step by kind of kernel, what limits it, and the parts of an epoch."""
+    """Shares of a step's time by kind of kernel, what limits it, and the parts of an epoch."""
     steps, limits, epochs = dict[str, Any](), dict[str, Any](), dict[str, Any]()
     for r in record["models"]:
-        label = f"{r['model']}, {r['precision']}, {r['kernels']:.0f} kernels"
         total = r["milliseconds"]["median"]
-        steps[label] = shown(r)
+        label = f"{r['model']}, {r['precision']}: {total:.3g} ms, {r['kernels']:.0f} kernels"
+        steps[label] = {kind: milliseconds / total for kind, milliseconds in shown(r).items()}
         limits[f"{r['model']}, {r['precision']}"] = {
             "multiplications at the full rate": r["multiplications_ms"] / total,
             "memory at the full rate": r["memory_ms"] / total,
@@ -238,7 +238,7 @@ def charts(record: Record, name: str) -> Iterator[Chart]:
         label = f"{r['model']}, {r['epoch']['examples'] / r['epoch']['seconds']:.0f} examples per second"
         epochs[label] = r["epoch"]["parts"]
     where = device_of(record)
-    yield Chart(f"{name}-step", f"A captured SAM step, by what is done, {where}", "milliseconds per step", steps)
+    yield Chart(f"{name}-step", f"A captured SAM step, by what is done, {where}", "share of the step's time", steps)
     title = f"Two passes at the limits of the chip, {where}"
     yield Chart(f"{name}-limits", title, "share of the step's time", limits, "the step")
     yield Chart(f"{name}-epoch", f"An epoch of SAM, {where}", "seconds", epochs)

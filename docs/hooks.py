@@ -29,6 +29,7 @@ from making import (
     support_table,
     unbroken,
     verdicts,
+    where_it_helps,
 )
 from mkdocs.structure.files import File, Files
 
@@ -55,6 +56,7 @@ MADE: dict[str, Callable[[], str]] = {
     "scalecosts": scale_costs.markdown,
     "selfradius": radius_page.table,
     "radiuscurves": radius_page.picture,
+    "helps": where_it_helps.section,
 }
 _MARK = re.compile(r"^<!-- (?P<name>[a-z]+)(: (?P<which>[^ ]+))? -->$", re.MULTILINE)
 

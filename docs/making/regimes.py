@@ -106,25 +106,6 @@ def from_map(name: str) -> tuple[str, Any] | None:
     return f"{table.regime.title}, {sam.label.partition(', ')[2]}", sam.gain
 
 
-def on_cifar() -> str:
-    """README's sentences about CIFAR-10: GapSAM and SAM against the best that Adam does at their cost."""
-    table, clean = frontier.table_of("cifar-40"), _three("clean")
-    gap, sam, base = (table.row(cell) for cell in ("gapsam", "sam", "base-1"))
-    tenth = frontier.table_of("cifar-tenth").row("sam")
-    value = frontier.accuracy
-    best = table.best_base.mean
-    return (
-        "**On CIFAR-10 with 40 % wrong labels, [GapSAM](docs/radius.md), which sets its own radius, reaches "
-        f"{value(table, gap)} % test accuracy: {frontier.points_text(gap.gain)} points above the best that Adam does "
-        f"at that cost.** That best, {100 * best.value:.1f} ± {100 * best.error:.1f} %, is an average of the weights, "
-        f"stopped at its best test epoch; at the end of training Adam has {value(table, base)} %, SAM with a tuned "
-        f"radius {value(table, sam)} %. (A small convolutional net, 20 epochs, n = {gap.gain.n}, ± standard error; "
-        "GapSAM holds out 500 of the 50 000 examples.) **On a tenth of CIFAR-10, with clean labels, SAM with a tuned "
-        f"radius is {frontier.points_text(tenth.gain)} points above such an average** (n = {tenth.gain.n}). On all of "
-        f"it GapSAM has {clean[1]} %, SAM with ρ = 1 {clean[0]} % (n = 6), such an average {clean[2]}."
-    )
-
-
 def _three(kind: str) -> tuple[str, str, str]:
     found = {candidate: one for (regime, candidate), one in study("cifar-fresh").items() if regime == f"cifar-{kind}"}
     (gap,) = (one["20"] for candidate, one in found.items() if candidate.startswith("gap"))
