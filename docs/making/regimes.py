@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from statistics import mean, stdev
 from typing import Any
 
 from . import ROOT, first_picture, frontier
@@ -33,6 +32,7 @@ FROM_MAP = {
     "cifar-40": (NOISY, "cifar-40"),
     "cifar-clean": (FITS, "cifar-clean"),
     "cifar-tenth": (SMALL, "cifar-tenth"),
+    "resnet-plain": (FITS, "resnet-plain"),
     "resnet": (CLEAN, "resnet-augmented"),
     "vit": (CLEAN, "vit"),
     "fast": (CLEAN, "fast"),
@@ -106,20 +106,6 @@ def from_map(name: str) -> tuple[str, Any] | None:
     return f"{table.regime.title}, {sam.label.partition(', ')[2]}", sam.gain
 
 
-def _three(kind: str) -> tuple[str, str, str]:
-    found = {candidate: one for (regime, candidate), one in study("cifar-fresh").items() if regime == f"cifar-{kind}"}
-    (gap,) = (one["20"] for candidate, one in found.items() if candidate.startswith("gap"))
-    sam, stopped = found["sam rho=1"]["20"], stopped_early(kind)
-    shown = [f"{mean(v):.1f} ± {stdev(v) / len(v) ** 0.5:.1f}" for v in (sam, gap, stopped)]
-    return shown[0], shown[1], f"{shown[2]} % (n = {len(stopped)})"
-
-
-def stopped_early(kind: str) -> list[float]:
-    """Test accuracies of the average of Adam's weights at its best epoch, by seed: chosen on the test set."""
-    runs = json.loads((STUDY.parent / "early_stopping.json").read_text("utf-8"))["runs"]
-    return [max(run["averaged"]) for run in runs if bool(run["label_noise"]) is (kind != "clean")]
-
-
 def markdown() -> str:
     """The table, in the order of the situations; what was not measured says so."""
     lines = [
@@ -141,17 +127,7 @@ def markdown() -> str:
         "Test accuracy, with 95 % confidence intervals; bold ones exclude zero. The radius of each row was chosen on "
         "held-out data or on other seeds. [The map](frontier.md) has more methods and regimes."
     )
-    return "\n".join([*lines, "", f"{note} {_not_stopped()}", "", without_a_radius()])
-
-
-def _not_stopped() -> str:
-    """What stopping early does on CIFAR-10 with clean labels, which that row does not say."""
-    clean = _three("clean")
-    return (
-        "In the row with Adam and clean labels the baselines were not stopped early. If they are, the average of "
-        f"Adam's weights, stopped at the epoch that is best on the test set, reaches {clean[2]}; SAM reaches "
-        f"{clean[0]} %, GapSAM {clean[1]} %."
-    )
+    return "\n".join([*lines, "", note, "", without_a_radius()])
 
 
 def without_a_radius() -> str:

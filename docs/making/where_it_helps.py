@@ -57,8 +57,8 @@ def robustness() -> str:
     adam, sam, gap = ([f"{100 * group.mean(name).value:.1f}" for name in ("corrupted", "calibration_error")]
                       for group in groups)  # fmt: skip
     return (
-        f"In the first row the nets of SAM and GapSAM also have {sam[0]} and {gap[0]} % accuracy on corrupted images "
-        f"(Adam {adam[0]} %), and a calibration error of {sam[1]} and {gap[1]} % (Adam {adam[1]} %)."
+        f"In the first row the nets of SAM and GapSAM have {sam[0]} and {gap[0]} % accuracy on corrupted images, "
+        f"and a calibration error of {sam[1]} and {gap[1]} %; Adam, at the end of training, {adam[0]} and {adam[1]} %."
     )
 
 

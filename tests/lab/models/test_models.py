@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from helpers.image_excerpt import cifar10, images, labels
+from steppe.curvature import Hessian
 from steppe.lab.data import prepare
 from steppe.lab.models import MODELS, build, model_names
 from steppe.lab.models.dense import Appended
@@ -224,28 +225,35 @@ def test_a_padded_shortcut_adds_zeros():
     assert torch.equal(Padded(3, 3, stride=1)(x), x)
 
 
-def test_attention_is_torchs():
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_the_softmax_of_scaled_scores_times_the_values(causal):
     torch.manual_seed(0)
-    own, reference = Attention(12, 3).double(), nn.MultiheadAttention(12, 3, batch_first=True).double()
-    reference.load_state_dict(
-        {
-            "in_proj_weight": own.inwards.weight,
-            "in_proj_bias": own.inwards.bias,
-            "out_proj.weight": own.outwards.weight,
-            "out_proj.bias": own.outwards.bias,
-        }
-    )
+    own = Attention(12, 3, causal).double()
     x = torch.randn(2, 5, 12, dtype=torch.float64)
-    torch.testing.assert_close(own(x), reference(x, x, x, need_weights=False)[0])
+    heads = [part.unflatten(-1, (3, 4)).transpose(1, 2) for part in own.inwards(x).chunk(3, -1)]
+    scores = torch.einsum("nhtd,nhsd->nhts", *heads[:2]) / 2  # the root of 4, the width of a head
+    if causal:
+        scores = scores.masked_fill(torch.arange(5)[:, None] < torch.arange(5), -torch.inf)
+    seen = torch.einsum("nhts,nhsd->nthd", scores.exp() / scores.exp().sum(-1, keepdim=True), heads[2])
+    torch.testing.assert_close(own(x), own.outwards(seen.flatten(2)), rtol=1e-12, atol=1e-12)
 
 
-def test_the_transformer_has_a_second_derivative():
-    model = build("vit-small", (3, 8, 8), 10)
-    weight = model.get_parameter("blocks.0.body.1.inwards.weight")
-    loss = F.cross_entropy(model(images("cifar10", 2)[..., :8, :8].float() / 255), torch.tensor([1, 2]))
-    (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
-    (product,) = torch.autograd.grad(gradient.sum(), weight)
-    assert product.abs().max() > 0
+def test_the_curvature_of_the_transformer_is_that_of_its_gradients():
+    """Fused attention has no second derivative; the Hessian selects the kernel that has one."""
+    model = build("vit-tiny", (3, 8, 8), 10).double()
+    batch = images("cifar10", 2)[..., :8, :8].double() / 255, torch.tensor([1, 2])
+    H = Hessian(model, F.cross_entropy, batch)
+    direction = [torch.randn_like(p) for p in model.parameters()]
+    gradients = []
+    for step in (1e-6, -2e-6):
+        with torch.no_grad():
+            torch._foreach_add_(list(model.parameters()), direction, alpha=step)
+        gradients.append(torch.autograd.grad(F.cross_entropy(model(batch[0]), batch[1]), list(model.parameters())))
+    with torch.no_grad():
+        torch._foreach_add_(list(model.parameters()), direction, alpha=1e-6)
+    expected = torch.cat([((a - b) / 2e-6).flatten() for a, b in zip(*gradients, strict=True)])
+    product = H @ torch.cat([d.flatten() for d in direction])
+    torch.testing.assert_close(product, expected, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
 
 
 def test_the_random_state_fixes_a_model():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...support.errors import UserError
@@ -10,9 +11,10 @@ from .residual import Residual, Shape
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention from basic operations: fused kernels lack the second derivative for curvature.
+    """Multi-head self-attention. With `causal`, a token sees itself and the tokens before it.
 
-    With `causal`, a token sees itself and the tokens before it.
+    The fused kernels of PyTorch have no second derivative. Where one is needed (`steppe.curvature`, Hessian-vector
+    products of a method), steppe selects the kernel that has it.
     """
 
     def __init__(self, width: int, heads: int, causal: bool = False):
@@ -24,11 +26,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens, N x T x width, to the same shape."""
         query, key, value = self.inwards(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-        if self.causal:
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
-            scores = scores.masked_fill(later, float("-inf"))
-        return self.outwards((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        return self.outwards(seen.transpose(1, 2).flatten(2))
 
 
 def _blocks(width: int, depth: int, heads: int, causal: bool = False) -> nn.Sequential:
