@@ -43,7 +43,8 @@ def sentences() -> str:
         said += [f"no difference detected: {rest} of {len(judged)} methods"] if rest else []
         if judged:
             lines.append(f"- **{table.regime.title}**: {'; '.join(said)}.")
-    return "\n".join(lines)
+    note = "ASAM, GSAM, F-SAM, CR-SAM and LookSAM run at a radius that was chosen for SAM, not for them."
+    return "\n".join([*lines, "", note])
 
 
 def overview() -> str:
