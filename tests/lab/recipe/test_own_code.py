@@ -67,6 +67,16 @@ def test_an_own_method_is_named_with_its_module(module):
     assert Recipe(method="mine_methods:TwoSided:rho=0.3").build_method() == own.TwoSided(rho=0.3)
 
 
+def test_an_own_method_may_be_named_like_its_module(module, monkeypatch):
+    """Once imported, the class is registered under the module's name."""
+    module.with_name("twosided.py").write_text(MODULE)
+    monkeypatch.delitem(sys.modules, "twosided", raising=False)
+    for _ in range(2):
+        assert canonical("twosided:TwoSided:rho=0.3") == "twosided:TwoSided:rho=0.3"
+    assert split_methods("twosided:TwoSided,rho=0.3") == ["twosided:TwoSided:rho=0.3"]
+    sys.modules.pop("twosided")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -76,11 +76,11 @@ def _split_name(text: str) -> tuple[str, str]:
 
 
 def _is_known(name: str) -> bool:
+    """Whether a method has this name. A user's class may be named like its module: ``mine:Mine`` stays both."""
     try:
-        find(name)
+        return find(name).__module__ != name
     except ValueError:
         return False
-    return True
 
 
 def _class_of(name: str) -> type[Method]:
