@@ -25,30 +25,24 @@ def test_each_method_exists_and_each_cell_is_a_gain_or_says_that_it_was_not_meas
             assert cell == alternatives.NOT_MEASURED or GAIN.fullmatch(cell), cell
 
 
-def test_a_cell_that_is_named_was_run():
-    """A wrong name of a cell would say "not measured". GAM as printed was not run on CIFAR-10 with wrong labels."""
+def test_every_method_was_run_on_digits_and_most_on_cifar():
+    """A wrong name of a cell would say "not measured"."""
     for row in alternatives.ROWS:
-        named = [bool(row.cell), bool(row.cell), bool(row.cell) and row.cell != "gam", bool(row.label)]
-        assert [gain is not None for gain in alternatives.gains(row)] == named, row.method
+        assert [gain is not None for gain in alternatives.gains(row)[:2]] == [True, True], row.method
+    noisy = [row.cell for row in alternatives.ROWS if alternatives.gains(row)[2] is None]
+    assert set(noisy) == {"every-5", "gnp", "wsam", "gnam-fast", "gam", "tracesam"}
 
 
-def test_numbers_are_those_of_the_map_and_of_the_short_training():
+def test_numbers_are_those_of_the_map():
     by_method = {row.method: cells for row, cells in zip(alternatives.ROWS, body(), strict=True)}
     gain = frontier.table_of("digits-60").row("asam").gain
     assert by_method["ASAM"][3].strip("*") == frontier.points_text(gain) and gain.n == 10
     assert (by_method["ASAM"][3].startswith("**")) is (gain.verdict == "better")
-    assert alternatives.short()["GNP"].equal_cost.n == 3
-    assert [by_method[name][2] for name in ("LookSAM", "GapSAM", "GAM", "Every")] == ["1.1", "2.1", "6", "1 + 1/k"]
+    assert [by_method[name][2] for name in ("LookSAM", "GapSAM", "GAM", "Every")] == ["1.1", "2.1", "6", "1.2"]
 
 
 def test_only_asam_gained_more_than_the_best_baseline_on_digits():
-    """As the page says above the table."""
     digits = [table for table in frontier.tables() if table.regime.name.startswith("digits-")]
     judged = [(table.regime.name, row.cell, row.gain) for table in digits for row in table.methods if row.gain]
     better = {(regime, cell) for regime, cell, gain in judged if gain.verdict == "better"}
     assert better == {("digits-60", "asam")}
-
-
-def test_the_short_training_is_as_the_note_says():
-    (recipe,) = {(run["recipe"]["epochs"], run["recipe"]["share"]) for run in alternatives.short()["SAM"].group.done}
-    assert recipe == (4, 0.2) and "4 epochs on a fifth of the data" in alternatives.markdown()

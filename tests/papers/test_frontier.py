@@ -53,7 +53,10 @@ def test_cells_at_the_chosen_radius_are_there_once_it_is_chosen():
     without, with_it = frontier({}), frontier({"digits-60": 0.1})
     more = {cell.name for cell in with_it.cells} - {cell.name for cell in without.cells}
     names = "sam sam-2 sam-4 asam gsam late-sam fsam crsam looksam"
-    assert more == {f"digits-60/{name}" for name in names.split()}
+    digits = "every-5 gnp wsam gnam-fast tracesam"
+    assert more == {f"digits-60/{name}" for name in f"{names} {digits}".split()}
+    cifar = {cell.name for cell in frontier({"cifar-40": 0.1}).cells} - {cell.name for cell in without.cells}
+    assert cifar == {f"cifar-40/{name}" for name in names.split()}
     methods = {name: with_it.cell(f"digits-60/{name}").recipe for name in ("sam", "sam-4", "asam", "late-sam")}
     found = {name: (recipe.method, recipe.epochs) for name, recipe in methods.items() if recipe}
     assert found == {
