@@ -380,16 +380,16 @@ def gapsam(p, w, m, state):
         state["weight"] = m.decay * state.get("weight", 0.0) + 1 - m.decay
         loss, rise, held = (value / state["weight"] for value in state["means"])
         first = state.setdefault("first", new[2])
-        part = 0.3 * (1 - m.decay)
-        slow = state.setdefault("slow", [0.0, 0.0, 0.0])
-        state["slow"] = [(1 - part) * old + part * value for old, value in zip(slow, (new[0], new[2], 1), strict=True)]
-        slow_loss, slow_held = (value / state["slow"][2] for value in state["slow"][:2])
-        both_rise = loss > slow_loss and held > slow_held
-        c = state.setdefault("c", m.times)
-        state["c"] = c = c * math.exp(-m.retreat) if both_rise else min(c * math.exp(m.retreat / 2), m.times)
-        target = min(c * (held - loss), m.ceiling * (first - loss))
+        target = min(m.times * (held - loss), m.ceiling * (first - loss))
         ratio = math.log(max(target, 1e-12) / max(rise, 1e-12))
-        ratio = min(ratio, 0.0) if both_rise and m.retreat else ratio
-        state["rho"] = (rho * math.exp(m.rate * min(max(ratio, -1.0), 1.0))).clamp(m.least, m.most)
+        best = state.setdefault("best", [held + 1, loss, rho])
+        if held < best[0]:
+            state["best"], state["bounded"] = [held, loss, rho], False
+        elif m.backtrack and held > (1 + m.backtrack) * best[0] and loss > (1 + m.backtrack) * best[1]:
+            state["bounded"] = True
+        new_rho = rho * math.exp(m.rate * min(max(ratio, -1.0), 1.0))
+        if state["bounded"]:
+            new_rho = min(new_rho, max(state["best"][2], rho * math.exp(-m.rate)))
+        state["rho"] = new_rho.clamp(m.least, m.most)
         state["sums"] = [0.0, 0.0, 0]
     return p.g(at)

@@ -1,4 +1,4 @@
-"""GapSAM where training and held-out loss rise together: `times` shrinks, and recovers."""
+"""GapSAM where training and held-out loss rise together: ρ goes back to what it was at the best point."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ def radii(method: GapSAM, losses: list[tuple[float, float]]) -> list[float]:
     return found
 
 
-def by_hand(retreat: float, losses: list[tuple[float, float]]) -> list[float]:
+def by_hand(backtrack: float, losses: list[tuple[float, float]]) -> list[float]:
     """The same, by the equations, with the running means written as sums. The rise of the loss is ρ."""
-    rho, c, found, rises = 0.05, 2.0, [], []
+    rho, found, rises, best, bounded = 0.05, [], [], (math.inf, 0.0, 0.0), False
     for count in range(1, len(losses) + 1):
         rises.append(rho)
 
-        def mean(values, keep, count=count):
-            weights = [keep ** (count - 1 - i) for i in range(count)]
+        def mean(values, count=count):
+            weights = [0.5 ** (count - 1 - i) for i in range(count)]
             return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
 
-        here, held = ([pair[which] for pair in losses[:count]] for which in (0, 1))
-        both = mean(here, 0.5) > mean(here, 0.85) and mean(held, 0.5) > mean(held, 0.85)
-        c = c * math.exp(-retreat) if both else min(c * math.exp(retreat / 2), 2.0)
-        gap = mean(held, 0.5) - mean(here, 0.5)
-        target = min(c * gap, 0.8 * (losses[0][1] - mean(here, 0.5)))
-        step = max(-1.0, min(1.0, math.log(max(target, 1e-12) / mean(rises, 0.5))))
-        rho = rho * math.exp(0.2 * (min(step, 0.0) if both and retreat else step))
+        here, held = (mean([pair[which] for pair in losses[:count]]) for which in (0, 1))
+        if held < best[0]:
+            best, bounded = (held, here, rho), False
+        elif backtrack and held > (1 + backtrack) * best[0] and here > (1 + backtrack) * best[1]:
+            bounded = True
+        target = min(2.0 * (held - here), 0.8 * (losses[0][1] - here))
+        step = max(-1.0, min(1.0, math.log(max(target, 1e-12) / mean(rises))))
+        bound = max(best[2], rho * math.exp(-0.2)) if bounded else math.inf
+        rho = max(min(rho * math.exp(0.2 * step), bound), 0.05)
         found.append(rho)
     return found
 
@@ -46,17 +48,21 @@ def by_hand(retreat: float, losses: list[tuple[float, float]]) -> list[float]:
 FALLING = [(1.5 - 0.1 * i, 2.0 - 0.05 * i) for i in range(6)]
 BOTH_RISE = [(1.0 + 0.05 * i, 1.75 + 0.05 * i) for i in range(8)]
 OVERFITTING = [(0.95 - 0.05 * i, 1.8 + 0.1 * i) for i in range(6)]
+BETTER_THAN_EVER = [(0.9, 1.7 - 0.05 * i) for i in range(6)]
+EVERYTHING = FALLING + BOTH_RISE + OVERFITTING + BETTER_THAN_EVER
 
 
-@pytest.mark.parametrize("retreat", [0.0, 0.1, 0.7])
-def test_the_radius_is_that_of_the_equations(retreat):
-    losses = FALLING + BOTH_RISE + OVERFITTING
-    method = GapSAM(period=1, decay=0.5, least=0.05, retreat=retreat)
-    assert radii(method, losses) == pytest.approx([max(r, 0.05) for r in by_hand(retreat, losses)], rel=1e-9)
+@pytest.mark.parametrize("backtrack", [0.0, 0.03, 0.1])
+def test_the_radius_is_that_of_the_equations(backtrack):
+    method = GapSAM(period=1, decay=0.5, least=0.05, backtrack=backtrack)
+    assert radii(method, EVERYTHING) == pytest.approx(by_hand(backtrack, EVERYTHING), rel=1e-9)
 
 
-def test_the_radius_falls_only_where_both_losses_rise():
-    plain, careful = (GapSAM(period=1, decay=0.5, least=0.01, retreat=retreat) for retreat in (0.0, 0.7))
+def test_the_radius_goes_back_where_both_losses_rise_stays_there_and_is_free_after_a_new_best_point():
+    plain, careful = (GapSAM(period=1, decay=0.5, least=0.01, backtrack=share) for share in (0.0, 0.03))
     assert radii(plain, FALLING + OVERFITTING) == radii(careful, FALLING + OVERFITTING)
-    grown, shrunk = (radii(method, FALLING + BOTH_RISE)[-1] for method in (plain, careful))
-    assert shrunk < 0.5 * grown
+    found = radii(careful, EVERYTHING)
+    at_best = found[len(FALLING) - 1]  # the radius of the next step, at which the running mean is least
+    both, later, last = len(FALLING + BOTH_RISE), len(FALLING + BOTH_RISE + OVERFITTING), len(EVERYTHING)
+    assert found[both - 1] == found[later - 1] == pytest.approx(at_best, rel=1e-12)
+    assert found[last - 1] > at_best and radii(plain, EVERYTHING)[both - 1] > 2 * at_best

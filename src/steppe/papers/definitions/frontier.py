@@ -125,7 +125,7 @@ def fixed_cells(regime: Regime) -> Iterator[Cell]:
             "gam:T=1,reference=weights,discrepancy=cosine,directions=unit,period=10", {"auxiliary": "held-out"},
         ),
         ("gapsam", "GapSAM", "gapsam", {"auxiliary": "held-out"}),
-        ("gapsam-retreat", "GapSAM, retreat = 0.1", "gapsam:retreat=0.1", {"auxiliary": "held-out"}),
+        ("gapsam-backtrack", "GapSAM, backtrack = 0.03", "gapsam:backtrack=0.03", {"auxiliary": "held-out"}),
     ):  # fmt: skip
         yield _cell(regime, name, label, "method", _with_method(own, method, **settings))
     yield from choosing_cells(regime.name, replace(own, average=""), RADII, regime.hold_out, regime.choosing)
