@@ -1,6 +1,6 @@
 """What to do in which situation, and what SAM gained there: the first table of the page that helps to choose.
 
-Rows come from the map where it has the regime, else from the records of a comparison or of a study. Each compares SAM,
+Rows come from the map where it has the regime, else from the records of a study. Each compares SAM,
 with a radius that was chosen on held-out data or on other seeds, with every baseline at no more than its cost that was
 run: the base trained up to twice as long, stopped early, averaged. The strongest one is shown.
 """
@@ -11,20 +11,21 @@ import json
 from functools import cache
 from typing import Any
 
-from . import ROOT, first_picture, frontier
+from . import ROOT, frontier
 
 STUDY = ROOT / "studies" / "radius" / "records"
+SITUATIONS = ROOT / "studies" / "situations" / "records"
 NOT_YET = "not measured"
 NOISY, FITS, SMALL = "My labels are noisy", "I train until the net fits all training data", "My data set is small"
 CLEAN, ONCE = "My labels are clean, and training hardly overfits", "Each example is seen once, as in pretraining"
 TUNE = "I fine-tune a pretrained model"
 ADVICE = {
     NOISY: "Stop early and average the weights first: both cost no gradients. Then try GapSAM, SAM or ASAM.",
-    FITS: "Try SAM, with a tuned radius.",
+    FITS: "Try GapSAM, or SAM with a tuned radius.",
     SMALL: "With thousands of examples: try SAM, with a tuned radius. With a few hundred: train longer instead.",
     CLEAN: "Keep the base: no gain, or a small loss.",
-    ONCE: "No advice; run a comparison.",
-    TUNE: "No advice; run a comparison.",
+    ONCE: "Keep the base, and see twice as many examples instead.",
+    TUNE: "Keep the base, with a tuned learning rate: no difference was seen.",
 }  # by situation, in the order of the table
 FROM_MAP = {
     "digits-0.6": (NOISY, "digits-60"),
@@ -37,6 +38,18 @@ FROM_MAP = {
     "vit": (CLEAN, "vit"),
     "fast": (CLEAN, "fast"),
 }  # by the name of a row: the situation and the regime
+FROM_SITUATIONS = {
+    "once": (
+        ONCE,
+        "20 000 images of CIFAR-10, CNN-5, Adam, one epoch",
+        {"base": "Adam", "base-2": "Adam, the same images twice", "base-data": "Adam, twice as many images"},
+    ),
+    "fine-tuning": (
+        TUNE,
+        "CNN-5 trained on five classes of CIFAR-10, then 1 000 images of the others, Adam, 10 epochs",
+        {"base": "Adam", "base-2": "Adam, 2x longer"},
+    ),
+}  # by the name of a row: the situation, what was run, and the forms of the base
 
 
 @cache
@@ -63,25 +76,6 @@ def hardest_rival(mine: list[float], rivals: dict[str, list[float]]) -> Any:
 def rows() -> dict[str, tuple[str, str, Any]]:
     """For each regime by a short name: the situation, what was run, and the difference."""
     made: dict[str, tuple[str, str, Any]] = {}
-    for noise, name in first_picture.PANELS.items():
-        said = NOISY if noise else CLEAN
-        made[f"digits-{noise:g}"] = (
-            said, f"digits, {name}, SGD, 40 epochs, ρ = 0.1", first_picture.rows(noise)["SAM rho=0.1"].equal_cost,
-        )  # fmt: skip
-    lengths = {
-        "20": "20 epochs",
-        "40": "40 epochs",
-        "20 averaged": "20 epochs, averaged",
-        "40 averaged": "40, averaged",
-    }
-    for kind, name in (("40", "40 % wrong labels"), ("clean", "clean labels")):
-        plain = study("cifar-fresh")[f"cifar-{kind}", "plain"]
-        rivals = {f"Adam, {said}": plain[length] for length, said in lengths.items()}
-        mine = study("cifar-fresh")[f"cifar-{kind}", "sam rho=1"]["20"]
-        said = NOISY if kind == "40" else FITS
-        made[f"cifar-{kind}"] = (
-            said, f"CIFAR-10, {name}, a small convolutional net, Adam, 20 epochs, ρ = 1", hardest_rival(mine, rivals),
-        )  # fmt: skip
     tenth = study("digits-table")
     mine = tenth["digits-tenth-sgd", "sam rho=0.1"]["20"]
     plain = tenth["digits-tenth-sgd", "sam rho=0"]
@@ -94,6 +88,44 @@ def rows() -> dict[str, tuple[str, str, Any]]:
     for key, (situation, name) in FROM_MAP.items():
         if (found := from_map(name)) is not None:
             made[key] = (situation, *found)
+    for key, (situation, where, bases) in FROM_SITUATIONS.items():
+        made[key] = (situation, f"{where}, {radius_in(key)}", from_situations(key, bases))
+    return made
+
+
+@cache
+def runs_in(name: str) -> dict[str, list[dict[str, Any]]]:
+    """The runs of the study of situations that were tested on the test set, by arm, in the order of the seeds."""
+    lines = map(json.loads, (SITUATIONS / f"{name}.jsonl").read_text("utf-8").splitlines())
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in sorted((one for one in lines if one["stage"] == "final"), key=lambda one: one["seed"]):
+        found.setdefault(line["arm"], []).append(line)
+    return found
+
+
+def radius_in(name: str) -> str:
+    """The radius of SAM in a situation, which is the same for all seeds."""
+    from steppe.lab.recipe.method_text import make_method, settings_of
+
+    (method,) = {run["method"] for run in runs_in(name)["sam"]}
+    return f"ρ = {settings_of(make_method(method))['rho']:g}"
+
+
+def from_situations(name: str, bases: dict[str, str], arm: str = "sam") -> Any:
+    """A method in a situation less the form of the base that is hardest to beat."""
+    runs = runs_in(name)
+    rivals = {form: values for base, label in bases.items() for form, values in forms_of(label, runs[base]).items()}
+    return hardest_rival([run["accuracy"][-1] for run in runs[arm]], rivals)
+
+
+def forms_of(label: str, runs: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """A base, its average, and both stopped early: after the epoch whose mean is best on the test set."""
+    made = {}
+    for kind, name in (("accuracy", label), ("averaged", f"{label}, EMA 0.99")):
+        *early, last = zip(*(run[kind] for run in runs), strict=True)
+        made[name] = list(last)
+        if early:
+            made[f"{name}, stopped early"] = list(max(early, key=sum))
     return made
 
 
