@@ -138,6 +138,7 @@ class Stopping:
         monkeypatch.setattr(checkpoints, "SAVE_EVERY", 0.0)
 
 
+@pytest.mark.slow
 def test_a_stopped_command_resumes(run, tmp_path):
     command = ("measure", "start.pt", "end.pt", *COMMON, *ALL, "--rtol", "0.02")
     with pytest.MonkeyPatch.context() as patch:
@@ -236,6 +237,7 @@ def test_landscape_writes_an_interactive_surface(run, tmp_path):
     assert '"type":"surface"' in (tmp_path / "landscape" / "end.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_checkpoints_of_one_name_have_pictures_of_their_own(run, tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

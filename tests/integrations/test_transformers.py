@@ -294,6 +294,7 @@ def test_an_optimizer_that_is_wrapped_already_is_used(tmp_path):
     assert_same(model, other, tolerance=0)
 
 
+@pytest.mark.slow
 def test_train_can_be_called_again_also_after_an_interruption(tmp_path):
     class Interrupt(transformers.TrainerCallback):
         def on_substep_end(self, *_: Any, **__: Any) -> None:

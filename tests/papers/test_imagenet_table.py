@@ -46,6 +46,7 @@ def command(*args: str):
     return result
 
 
+@pytest.mark.slow
 def test_run_collect_and_show(smoke_world, tmp_path):
     smoke_world.c()
     args = ("--scale", "smoke", "--cells", "resnet-50/sam", "--seeds", "1", "--jobs", "1")

@@ -100,6 +100,7 @@ def test_list_and_show_print_not_run(tmp_path):
     assert "69.40 ± 0.15" in shown and "GAM is above SGD in every column: not run" in shown
 
 
+@pytest.mark.slow
 def test_one_scale_alone_is_shown(tmp_path):
     """Neither numbers nor statements of another scale are printed."""
     cells = {"adam": [0.5, 0.52, 0.51], "adam-40": [0.53, 0.54, 0.52], "sam": [0.6, 0.61, 0.64]}

@@ -151,6 +151,7 @@ class Figure4:
         return opt.metrics["gamma"]
 
 
+@pytest.mark.slow
 def test_s0_figure_4_the_learned_polynomial_follows_the_true_eigenvalues():
     """At 300 of the 100 000 iterations, with gradient descent in place of Adam, because then a bound is known.
 

@@ -112,6 +112,7 @@ def test_a_diverged_candidate_is_not_the_best():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of optuna and what it brings
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.slow
 def test_a_stopped_search_resumes():
     pytest.importorskip("optuna")
     search = ["sweep", "--range", "lr=1e-3..1", "--range", "sam.rho=0.01..0.5", "--sampler", "random", *QUICK]
@@ -187,6 +188,7 @@ def sampled(*args: str) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.slow
 def test_another_search_has_another_study():
     optuna = pytest.importorskip("optuna")
     questions = [

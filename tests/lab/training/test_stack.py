@@ -51,7 +51,11 @@ def equal(a, b):
     return all(torch.equal(x, y) for one, other in zip(a, b, strict=True) for x, y in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("fields", RECIPES.values(), ids=RECIPES)
+LONG = ("a learned radius, batch norm", "convolutions, an average")  # what only CI runs
+CASES = [pytest.param(v, id=k, marks=[pytest.mark.slow] if k in LONG else []) for k, v in RECIPES.items()]
+
+
+@pytest.mark.parametrize("fields", CASES)
 def test_each_run_is_what_it_is_alone(fields):
     alone, together = ([Run(recipe) for recipe in recipes(**fields)] for _ in range(2))
     train_round_robin(alone)
