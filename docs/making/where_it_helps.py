@@ -24,7 +24,14 @@ def markdown() -> str:
         table = frontier.table_of(name)
         base, gap = table.row("base-1").group.mean("test_accuracy"), table.row("gapsam")
         best = gap.group.mean("test_accuracy").value - gap.gain.mean.value
-        shown = (f"{100 * base.value:.1f} %", f"{100 * best:.1f} %", _sam(table), _gain(gap), str(gap.gain.n))
+        counts = dict.fromkeys((_sam_row(table).gain.n, gap.gain.n))  # of SAM and of GapSAM, where they differ
+        shown = (
+            f"{100 * base.value:.1f} %",
+            f"{100 * best:.1f} %",
+            _sam(table),
+            _gain(gap),
+            ", ".join(map(str, counts)),
+        )
         lines.append(_line((said, *shown)))
     return "\n".join(lines)
 
@@ -41,8 +48,13 @@ def section() -> str:
 
 def _sam(table: Any) -> str:
     """SAM's gain; with its default radius where none was chosen yet."""
+    row = _sam_row(table)
+    return _gain(row) + ("" if row.cell == "sam" else " (ρ = 0.05)")
+
+
+def _sam_row(table: Any) -> Any:
     row = table.row("sam")
-    return _gain(row) if row and row.gain else f"{_gain(table.row('sam-default'))} (ρ = 0.05)"
+    return row if row and row.gain else table.row("sam-default")
 
 
 def _gain(row: Any) -> str:
