@@ -10,7 +10,7 @@ from ..lab.statistics import BASE_ROLES, EQUAL, FEWEST, Difference, Group, Mean,
 from ..lab.statistics.groups import average
 from ..lab.statistics.rivals import Rival, against_rivals, hardest, rivals_of
 from .choosing import CHOOSING
-from .definitions.frontier import FRONTIER, LENGTHS, REGIMES, Regime
+from .definitions.frontier import AVERAGED, FRONTIER, LENGTHS, REGIMES, Regime
 from .experiment import Experiment
 from .store import Results, as_record
 
@@ -119,16 +119,18 @@ def length_for(cost: float) -> int:
 
 
 def _groups(regime: Regime, results: Results, experiment: Experiment) -> Iterator[tuple[str, Group]]:
-    """The runs of each cell that has any; of bases whose weights were averaged, also the averaged nets."""
+    """The runs of each cell that has any, and the averaged nets where weights were averaged."""
     for cell in experiment.cells:
         if not cell.name.startswith(f"{regime.name}/") or cell.role == CHOOSING:
             continue
         group = results.of(experiment, cell)
         pairs = [with_average(as_record(line, label=cell.label, role=cell.role)) for line in group.records]
         name = cell.name.removeprefix(f"{regime.name}/")
-        for ending, some in (("", [pair[0] for pair in pairs]), ("-ema", [pair[1] for pair in pairs if pair[1:]])):
+        trained, averaged = [pair[0] for pair in pairs], [pair[1] for pair in pairs if pair[1:]]
+        named = name.removesuffix(AVERAGED)
+        for shown, some in ((name, trained if named == name else []), (f"{named}-ema", averaged)):
             if some:
-                yield name + ending, Group(some[0]["label"], some[0]["role"], some[0]["recipe"], some)
+                yield shown, Group(some[0]["label"], some[0]["role"], some[0]["recipe"], some)
 
 
 def _with_gains(rows: list[Row], rivals: list[list[Difference]], larger: bool) -> Iterator[Row]:

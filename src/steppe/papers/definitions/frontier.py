@@ -28,6 +28,7 @@ from ..store import kept_lines
 
 NAME = "extra/frontier"
 LENGTHS = (1, 2, 4, 8)
+AVERAGED = "-averaged"  # ends the name of a cell of which only the averaged net is shown; another cell has the net itself
 RADII = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -71,12 +72,12 @@ def _cnn(name: str, label: str, **fields: Any) -> Regime:
     return Regime(name, f"CIFAR-10, {label}, CNN-5, Adam, {recipe.epochs} epochs", recipe, 10, choosing=2)
 
 
-def _resnet(name: str, label: str, augmentation: str) -> Regime:
+def _resnet(name: str, label: str, augmentation: str, seeds: int) -> Regime:
     recipe = Recipe(
         data="cifar-10", model="resnet-18", base="sgd", lr=0.1, momentum=0.9, weight_decay=5e-4, batch=128, epochs=30,
         schedule="cosine", augmentation=augmentation, precision="bf16", average="ema:0.999",
     )  # fmt: skip
-    return Regime(name, f"CIFAR-10, {label}, ResNet-18, SGD, 30 epochs", recipe, 3)
+    return Regime(name, f"CIFAR-10, {label}, ResNet-18, SGD, 30 epochs", recipe, seeds)
 
 
 _VIT = Recipe(
@@ -94,8 +95,8 @@ REGIMES = (
     _cnn("cifar-clean", "clean labels"),
     _cnn("cifar-40", "40 % wrong labels", label_noise=0.4),
     _cnn("cifar-tenth", "a tenth of the data", share=0.1, epochs=60, average="ema:0.99"),
-    _resnet("resnet-augmented", "crops and flips", "basic"),
-    _resnet("resnet-plain", "no augmentation", "none"),
+    _resnet("resnet-augmented", "crops and flips", "basic", 3),
+    _resnet("resnet-plain", "no augmentation", "none", 6),
     Regime("vit", "CIFAR-10, crops and flips, ViT-tiny, AdamW, 30 epochs", _VIT, 3),
     Regime("language", "text, a small GPT, AdamW, 2 epochs", _GPT, 3),
     Regime("fast", f"CIFAR-10, moves and flips, fast-cnn, SGD, {_FAST.epochs} epochs", _FAST, 100),
@@ -125,7 +126,10 @@ def fixed_cells(regime: Regime) -> Iterator[Cell]:
             "gam:T=1,reference=weights,discrepancy=cosine,directions=unit,period=10", {"auxiliary": "held-out"},
         ),
         ("gapsam", "GapSAM", "gapsam", {"auxiliary": "held-out"}),
-        ("gapsam-backtrack", "GapSAM, backtrack = 0.03", "gapsam:backtrack=0.03", {"auxiliary": "held-out"}),
+        (
+            "gapsam-backtrack", "GapSAM, backtrack = 0.03", "gapsam:backtrack=0.03",
+            {"auxiliary": "held-out", "average": own.average},
+        ),
     ):  # fmt: skip
         yield _cell(regime, name, label, "method", _with_method(own, method, **settings))
     yield from choosing_cells(regime.name, replace(own, average=""), RADII, regime.hold_out, regime.choosing)
@@ -138,6 +142,9 @@ def chosen_cells(regime: Regime, rho: float) -> Iterator[Cell]:
         name, more = ("sam", "") if length == 1 else (f"sam-{length}", f", {length}x longer")
         recipe = _with_method(longer(own, length), f"sam:rho={rho}")
         yield _cell(regime, name, f"SAM, ρ = {rho}{more}", "method", recipe)
+    if own.average:
+        recipe = _with_method(own, f"sam:rho={rho}", average=own.average)
+        yield _cell(regime, f"sam{AVERAGED}", f"SAM, ρ = {rho}", "method", recipe)
     for name, label, method in (
         ("asam", f"ASAM, ρ = {10 * rho:g}", f"asam:rho={10 * rho:g}"),
         ("gsam", f"GSAM, ρ = {rho}", f"gsam:rho={rho}"),
@@ -165,8 +172,8 @@ def longer(recipe: Recipe, factor: int) -> Recipe:
 
 
 def _with_method(recipe: Recipe, method: str, **fields: Any) -> Recipe:
-    """The recipe with a method, and without averaged weights: those are for the base only."""
-    return replace(recipe, method=canonical(method), average="", **fields)
+    """The recipe with a method; without averaged weights, unless `fields` ask for them."""
+    return replace(recipe, **{"method": canonical(method), "average": "", **fields})
 
 
 def _cell(regime: Regime, name: str, label: str, role: str, recipe: Recipe) -> Cell:
