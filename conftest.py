@@ -1,5 +1,6 @@
 """Shared by all tests and by the examples in docstrings."""
 
+import gc
 import importlib.util
 import os
 from pathlib import Path
@@ -21,6 +22,12 @@ collect_ignore += ["tests/integrations/titan_worlds.py"]  # a script: importing 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """All tests on several ranks are marked slow: if those are left out, they are not imported either."""
     return True if collection_path == RANKS and config.getoption("markexpr") == "not slow" else None
+
+
+def pytest_collection_finish():
+    """What is imported and collected is not garbage. A collection that visits all of it takes as long as many tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

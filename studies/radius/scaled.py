@@ -104,7 +104,7 @@ class WindowRadius(_Own):
     Others are held out from passes 1, 2, 4, 8 … on. In the first quarter of a window L̄ − L is the new ones' offset:
     they are harder or easier than others, and still remembered. After it the gap is L̄ − L less that offset, and ρ moves
     as in `GapRadius`. What is remembered hides a part of the gap: in the first half of a window ρ does not fall.
-    `pass_steps`: steps in a pass.
+    `pass_steps`: steps in a pass. `leap`: the largest vote upwards, where the smallest downwards is −1.
     """
 
     pass_steps: int = 20
@@ -115,6 +115,7 @@ class WindowRadius(_Own):
     quarter: float = 0.25
     half: float = 0.5
     offset: bool = True
+    leap: Number = 1.0
 
     @property
     def cost(self) -> float:
@@ -173,7 +174,8 @@ class WindowRadius(_Own):
         loss, rise, held = (kept[name] / weight for name in new)
         gap = held - loss - (off / offs.clamp(min=1) if self.offset else 0)
         target = torch.minimum(self.times * gap, self.cap * (memory["first"] - loss))
-        move = torch.log(target.clamp(min=TINY) / rise.clamp(min=TINY)).clamp(-1.0, 1.0)
+        move = torch.log(target.clamp(min=TINY) / rise.clamp(min=TINY)).clamp(min=-1.0)
+        move = torch.minimum(move, torch.zeros_like(move) + self.leap)
         if kind == "grow":
             move = move.clamp(min=0.0)
         self.moved(ctx, self.rate * move)

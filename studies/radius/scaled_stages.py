@@ -22,11 +22,6 @@ def held(regimes: tuple[Regime, ...]) -> int:
     return 500 if examples == 5000 else max(8, round(0.09 * examples))
 
 
-def pass_steps(regimes: tuple[Regime, ...]) -> int:
-    """Steps in a pass over what is not held out."""
-    return ((regimes[0].first or 1437) - held(regimes)) // regimes[0].batch
-
-
 def scaled(
     regimes: tuple[Regime, ...],
     settings: tuple[dict[str, float], ...],
@@ -46,10 +41,12 @@ def windows(
     draw: int | None = None,
     seeds: range = FEW,
     more: dict[str, Any] | None = None,
+    hold: int | None = None,
 ) -> Job:
-    """The gap without the hardness of the sample."""
-    fixed = {"pass_steps": pass_steps(regimes), **(more or {})}
-    return Job(regimes, "window", settings, tuple(seeds), fixed, held(regimes), draw, "double")
+    """The gap without the hardness of the sample; `hold` in place of 9 % of the examples."""
+    hold = hold or held(regimes)
+    steps = ((regimes[0].first or 1437) - hold) // regimes[0].batch
+    return Job(regimes, "window", settings, tuple(seeds), {"pass_steps": steps, **(more or {})}, hold, draw, "double")
 
 
 def chosen_on() -> list[Job]:
@@ -104,6 +101,30 @@ def parts() -> list[Job]:
     adam = GROUPS[1][1:]
     changes = ({"offset": False}, {"half": 0.0})
     return [windows(adam, ({"times": 2.0},), seeds=range(300, 324), more=change) for change in changes]
+
+
+def leaps() -> list[Job]:
+    """Sixth round: does ρ grow too slowly? The vote upwards may be larger; and the windows' first parts shorter."""
+    leap = tuple({"times": 2.0, "leap": leap} for leap in (2.0, 4.0, 7.0))
+    shorter = {"quarter": 0.125, "half": 0.25}
+    as_it_was = {"offset": False, "quarter": 0.0, "half": 0.0}
+    return [
+        *(windows(group, leap) for group in GROUPS),
+        *(windows(group, ({"times": 2.0, "leap": 1.0}, *leap[1:2]), more=shorter) for group in GROUPS),
+        *(windows(group, ({"times": 2.0, "leap": 1.0}, *leap[1:2]), more=as_it_was) for group in GROUPS),
+    ]
+
+
+def fewer() -> list[Job]:
+    """Sixth round, second part: what the first part points to, with fewer examples held out."""
+    both = tuple({"times": 2.0, "leap": leap} for leap in (2.0, 4.0))
+    shorter, short = {"quarter": 0.125, "half": 0.25}, {"quarter": 0.0625, "half": 0.125}
+    return [
+        *(windows(group, both, more=shorter, hold=hold) for hold in (64, 32) for group in GROUPS[:2]),
+        *(windows(group, both, more=shorter, hold=hold) for hold in (7,) for group in GROUPS[2:]),
+        *(windows(group, both[:1], more=shorter) for group in GROUPS),
+        *(windows(group, both, more=short) for group in GROUPS),
+    ]
 
 
 def cifar_cosine() -> list[Job]:

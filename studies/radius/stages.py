@@ -228,6 +228,8 @@ STAGES: dict[str, Callable[[], list[Job]]] = {
     "windows-fresh": scaled_stages.fresh,
     "windows-radii": scaled_stages.fresh_radii,
     "windows-parts": scaled_stages.parts,
+    "leaps": scaled_stages.leaps,
+    "leaps-fewer": scaled_stages.fewer,
     "cifar-cosine": scaled_stages.cifar_cosine,
     "cosine-toy": lambda: [
         replace(job, regimes=tuple(replace(r, marks=(1,), first=1000) for r in job.regimes), seeds=(0,), hold=100)

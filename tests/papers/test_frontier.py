@@ -52,7 +52,7 @@ def test_a_language_model_is_chosen_by_its_loss():
 def test_cells_at_the_chosen_radius_are_there_once_it_is_chosen():
     without, with_it = frontier({}), frontier({"digits-60": 0.1})
     more = {cell.name for cell in with_it.cells} - {cell.name for cell in without.cells}
-    names = "sam sam-2 sam-4 asam gsam late-sam fsam crsam looksam"
+    names = "sam sam-2 sam-4 sam-averaged asam gsam late-sam fsam crsam looksam"
     digits = "every-5 gnp wsam gnam-fast tracesam"
     assert more == {f"digits-60/{name}" for name in f"{names} {digits}".split()}
     cifar = {cell.name for cell in frontier({"cifar-40": 0.1}).cells} - {cell.name for cell in without.cells}

@@ -74,16 +74,17 @@ def test_dead_ray_workers_are_reported_in_one_line(tmp_path):
 
 
 PAPER = ("extra/frontier", "--scale", "smoke", "--cells", "digits-clean/sam-default", "--seeds", "1")
-SWEEP = ("--method", "sam", "--grid", "sam.rho=0.05", "--seeds", "1", "--epochs", "1", "--device", "cpu")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [("paper", "run", *PAPER), ("sweep", *SWEEP)], ids=lambda words: words[0])
-def test_commands_train_on_ray_what_they_train_here(words, tmp_path):
+def test_paper_run_trains_on_ray_what_it_trains_here(tmp_path):
+    """For `steppe sweep`, test_sweep.py has such a test."""
     options: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "check": False}
     losses = []
     for on in ("local", "ray"):
-        done = subprocess.run([sys.executable, "-m", "steppe", *words, "--on", on, "--out", on], **options)
+        done = subprocess.run(
+            [sys.executable, "-m", "steppe", "paper", "run", *PAPER, "--on", on, "--out", on], **options
+        )
         if done.returncode and subprocess.run([sys.executable, "-c", CAN_RAY_START], **options).returncode:
             pytest.skip("ray cannot start here")
         assert done.returncode == 0, done.stderr

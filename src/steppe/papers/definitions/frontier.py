@@ -28,7 +28,7 @@ from ..store import kept_lines
 
 NAME = "extra/frontier"
 LENGTHS = (1, 2, 4, 8)
-AVERAGED = "-averaged"  # ends the name of a cell of which only the averaged net is shown; another cell has the net itself
+AVERAGED = "-averaged"  # ends the name of a cell of which only the averaged net is shown
 RADII = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
