@@ -42,11 +42,12 @@ def windows(
     seeds: range = FEW,
     more: dict[str, Any] | None = None,
     hold: int | None = None,
+    scheme: str = "double",
 ) -> Job:
     """The gap without the hardness of the sample; `hold` in place of 9 % of the examples."""
     hold = hold or held(regimes)
     steps = ((regimes[0].first or 1437) - hold) // regimes[0].batch
-    return Job(regimes, "window", settings, tuple(seeds), {"pass_steps": steps, **(more or {})}, hold, draw, "double")
+    return Job(regimes, "window", settings, tuple(seeds), {"pass_steps": steps, **(more or {})}, hold, draw, scheme)
 
 
 def chosen_on() -> list[Job]:
@@ -124,6 +125,45 @@ def fewer() -> list[Job]:
         *(windows(group, both, more=shorter, hold=hold) for hold in (7,) for group in GROUPS[2:]),
         *(windows(group, both[:1], more=shorter) for group in GROUPS),
         *(windows(group, both, more=short) for group in GROUPS),
+    ]
+
+
+def shorter() -> list[Job]:
+    """Sixth round, third part: windows that wait even less, with fewer held out; and the same examples always."""
+    leap = ({"times": 2.0, "leap": 2.0},)
+    three = tuple({"times": 2.0, "leap": leap} for leap in (1.0, 2.0, 4.0))
+    short, none = {"quarter": 0.0625, "half": 0.125}, {"offset": False, "quarter": 0.0, "half": 0.0}
+    return [
+        *(windows(group, leap, more=short, hold=hold) for hold in (64, 32) for group in GROUPS[:2]),
+        *(windows(group, leap, more=short, hold=7) for group in GROUPS[2:]),
+        *(windows(group, three, more=none, hold=64, scheme="fixed") for group in GROUPS[:2]),
+        *(windows(group, three, more=none, hold=7, scheme="fixed") for group in GROUPS[2:]),
+    ]
+
+
+def leap_parts() -> list[Job]:
+    """Sixth round, last part: what of this does it, with 4.5 % held out."""
+    leap, same = ({"times": 2.0, "leap": 2.0},), ({"times": 2.0, "leap": 1.0},)
+    shorter = {"quarter": 0.125, "half": 0.25}
+    changes = ((same, {}), (leap, {"half": 0.125}), (leap, {"offset": False}), (({"rate": 0.0},), {}))
+    return [
+        windows(group, settings, more={**shorter, **change}, hold=64 if group in GROUPS[:2] else 7)
+        for settings, change in changes
+        for group in GROUPS
+    ]
+
+
+def leaps_fresh() -> list[Job]:
+    """Sixth round, frozen, fresh seeds: the gap in turns, GapSAM as it was, base and six radii."""
+    seeds = range(500, 524)
+    frozen = {"leap": 2.0, "quarter": 0.125, "half": 0.25}
+    as_it_was = ({"times": 2.0, "rate": 0.2, "start": 1e-3, "cap": 0.8},)
+    radii = tuple({"rho": rho} for rho in (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0))
+    holds = [(group, 64 if group in GROUPS[:2] else 7) for group in GROUPS]
+    return [
+        *(windows(group, ({"times": 2.0},), seeds=seeds, more=frozen, hold=hold) for group, hold in holds),
+        *(Job(group, "sam", (rho,), tuple(seeds)) for group in GROUPS for rho in radii),
+        *(Job(group, "gap", as_it_was, tuple(seeds), {}, hold) for group, hold in holds),
     ]
 
 

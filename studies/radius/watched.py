@@ -2,11 +2,11 @@
 
 Where it never has, the training is the same to the bit as one without `backtrack`. For example:
 
-    PYTHONPATH=src:studies/radius steppe train --data cifar-10 --model cnn-5 --base adam --lr 1e-3 --batch 100 --epochs 20 \\
-        --label-noise 0.4 --auxiliary held-out --method watched:WatchedGapSAM
+    PYTHONPATH=src:studies/radius steppe train --data cifar-10 --model cnn-5 --base adam --lr 1e-3 --batch 100 \\
+        --epochs 20 --label-noise 0.4 --auxiliary held-out --method watched:WatchedGapSAM
 
-The record's metrics then have `ever`, the number of updates until then at which the bound held, and `nearest`, how far both
-losses were at most above those at the best point, as a share of them (the bound holds from 1.03 on).
+The record's metrics then have `ever`, the number of updates until then at which the bound held, and `nearest`, how far
+both losses were at most above those at the best point, as a share of them (the bound holds from 1.03 on).
 """
 
 from __future__ import annotations
