@@ -60,20 +60,41 @@ def with_auxiliary(
         yield from zip(*_two_passes(batches), strict=False)
 
 
-def hold_out(data: Dataset[T], how_many: float, seed: int = 0) -> tuple[Subset[T], Subset[T]]:
+def hold_out(data: Dataset[T], how_many: float, seed: int = 0, epoch: int | None = None) -> tuple[Subset[T], Subset[T]]:
     """Split a data set into two subsets: one to train on, and one that is held out of training.
 
     `how_many` is the number of examples to hold out, or their share if it is below 1. They are drawn with the seed.
+    With `epoch`, which counts from 1, examples are held out **in turns**: others from epochs 1, 2, 4, 8 … on. So all
+    are trained on, and each is unseen for long enough to tell how unseen examples fare.
 
     >>> train, held = hold_out(list(range(10)), 0.2)
     >>> len(train), len(held), sorted([*train, *held])
     (8, 2, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    >>> [list(hold_out(list(range(10)), 0.2, epoch=epoch)[1]) for epoch in (1, 2, 3, 4)]
+    [[1, 4], [5, 7], [5, 7], [3, 9]]
     """
     total = _length(data)
     count = how_many_of(how_many, total)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-    rest, held = (part.sort().values.tolist() for part in (order[count:], order[:count]))
+    held, rest = (part.tolist() for part in held_and_rest(order, count, 1 if epoch is None else epoch))
     return Subset(data, rest), Subset(data, held)
+
+
+def turn_of(epoch: int) -> int:
+    """In which turn an epoch is, if other examples are held out from epochs 1, 2, 4, 8 … on. Both count from 1 and 0.
+
+    >>> [turn_of(epoch) for epoch in (1, 2, 3, 4, 7, 8)]
+    [0, 1, 1, 2, 2, 3]
+    """
+    if epoch < 1:
+        raise ValueError(f"epochs count from 1, not from {epoch}")
+    return int(epoch).bit_length() - 1
+
+
+def held_and_rest(order: Tensor, count: int, epoch: int) -> tuple[Tensor, Tensor]:
+    """The rows that are held out in an epoch, and the others, both sorted; `order` says whose turn it is."""
+    order = order.roll(-turn_of(epoch) * count)
+    return order[:count].sort().values, order[count:].sort().values
 
 
 def how_many_of(how_many: float, total: int) -> int:

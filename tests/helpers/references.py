@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from helpers.problems import Data
+from helpers.reference_of_gapsam import gapsam as gapsam
 
 
 @dataclass
@@ -363,33 +364,3 @@ def random(p, w, m, state):
     if steps[p.step] == "0":
         return p.g(w)
     return of_turn(p, w, m.method, steps[: p.step].count("1"), state)
-
-
-def gapsam(p, w, m, state):
-    """ρ follows the held-out gap; sums since the last update and running means are kept in `state`."""
-    rho = state.setdefault("rho", torch.tensor(m.least, dtype=w.dtype))
-    g = p.g(w)
-    at = w + rho * n(g)
-    here, there = p.loss(w).detach(), p.loss(at).detach()
-    sums = state.setdefault("sums", [0.0, 0.0, 0])
-    sums[0], sums[1], sums[2] = sums[0] + here, sums[1] + (there - here), sums[2] + 1
-    if p.step % m.period == 0:
-        new = sums[0] / sums[2], sums[1] / sums[2], p.loss(w, "auxiliary").detach()
-        means = state.setdefault("means", [0.0, 0.0, 0.0])
-        state["means"] = [m.decay * old + (1 - m.decay) * value for old, value in zip(means, new, strict=True)]
-        state["weight"] = m.decay * state.get("weight", 0.0) + 1 - m.decay
-        loss, rise, held = (value / state["weight"] for value in state["means"])
-        first = state.setdefault("first", new[2])
-        target = min(m.times * (held - loss), m.ceiling * (first - loss))
-        ratio = math.log(max(target, 1e-12) / max(rise, 1e-12))
-        best = state.setdefault("best", [held + 1, loss, rho])
-        if held < best[0]:
-            state["best"], state["bounded"] = [held, loss, rho], False
-        elif m.backtrack and held > (1 + m.backtrack) * best[0] and loss > (1 + m.backtrack) * best[1]:
-            state["bounded"] = True
-        new_rho = rho * math.exp(m.rate * min(max(ratio, -1.0), 1.0))
-        if state["bounded"]:
-            new_rho = min(new_rho, max(state["best"][2], rho * math.exp(-m.rate)))
-        state["rho"] = new_rho.clamp(m.least, m.most)
-        state["sums"] = [0.0, 0.0, 0]
-    return p.g(at)

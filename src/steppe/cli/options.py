@@ -80,8 +80,8 @@ RECIPE: Table = {
     "auxiliary": (
         str | None,
         None,
-        "Second batch, for methods that use one: fresh, fixed, previous, or held-out:500 (from 500 held-out training "
-        "examples).",
+        "Second batch, for methods that use one: fresh, fixed, previous, held-out:500 (from 500 held-out training "
+        "examples) or in-turns (5 % of them, others from epochs 1, 2, 4, 8 … on: for GapSAM on small data).",
     ),
     "average": (
         str | None,

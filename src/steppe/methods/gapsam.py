@@ -9,9 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..auxiliary import turn_of
 from ..method import HERE, Context, Look, Looks, Memory, Method, Number, ascent
 from ..vector import TINY, Space
 from . import require
+
+_LEAP = 2.0  # the largest log(target / rise) where examples are held out in turns
+_UPDATES = ("begin", "measure", "grow", "move")
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,21 @@ class GapSAM(Method):
     loss is below it.
 
     As the auxiliary batch, use examples that training never sees: a validation set if there is one, else held-out
-    examples (`steppe.hold_out`; ``--auxiliary held-out:500`` in the lab). To train on nearly all examples,
-    change the held-out ones in passes 1, 2, 4, 8 …: they must have been unseen for long, and if they change in every
-    pass or every fourth, the gap does not show. Their number decides how precisely the gap is known: its error
-    is the spread of the loss over the square root of their number. With a hundred examples and half of the labels
-    wrong, that is as large as the gap itself early in training.
+    examples (`steppe.hold_out`; ``--auxiliary held-out:500`` in the lab). Their number decides how precisely the gap is
+    known: its error is the spread of the loss over the square root of their number. With a hundred examples and half of
+    the labels wrong, that is as large as the gap itself early in training.
+
+    On less than ten thousand examples, hold them out **in turns**: 5 % of them, others from epochs 1, 2, 4, 8 … on, and
+    say how many steps an epoch has (`epoch_steps`; in the lab ``--auxiliary in-turns`` does both). So all examples are
+    trained on, and the held-out ones bring their own zero with them. Until their turn began they were trained on like
+    the others; what they lack then is how much harder they are. It is measured in the first eighth of a turn, in which
+    ρ stays, and subtracted:
+
+        gap = L_X̄(w) − L_X(w) − offset,   offset = mean of L_X̄(w) − L_X(w) in the first eighth      (1')
+
+    What is remembered of them hides a part of the gap: until a quarter of the turn is over, ρ does not fall. In the
+    first three epochs ρ stays at `least`. As a turn is short, ρ may grow faster: log(target / rise) is held between −1
+    and 2 in (2).
 
     On small data the gap never closes, however large ρ becomes: a rule that only looks at the gap then perturbs until
     the net unlearns (a tenth of CIFAR-10, 60 epochs: ρ = 7). ``backtrack=0.03`` ends that. Let ρ_b, L_b and L̄_b be the
@@ -72,6 +86,8 @@ class GapSAM(Method):
         ceiling (share, ≥ 0): How far the perturbed loss may rise towards the loss before training.
         backtrack (share, ≥ 0): How far both losses may rise above where the held-out loss was least, before ρ goes back
             to what it was there; 0: it never does. For small data 0.03.
+        epoch_steps (steps, ≥ 0): Steps in an epoch, where examples are held out in turns; 0: where the same ones always
+            are.
     """
 
     times: Number = 2.0
@@ -82,6 +98,7 @@ class GapSAM(Method):
     most: Number = 20.0
     ceiling: Number = 0.8
     backtrack: Number = 0.0
+    epoch_steps: int = 0
 
     paper = ""
     advice = (
@@ -97,6 +114,7 @@ class GapSAM(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         require.whole_number(self, "period")
+        require.whole_number(self, "epoch_steps", least=0)
         if isinstance(self.decay, (int, float)) and not 0 <= self.decay < 1:
             raise ValueError(f"GapSAM: decay must be at least 0 and below 1, not {self.decay!r}")
 
@@ -118,20 +136,56 @@ class GapSAM(Method):
             return there.grad
         held = (yield Look(batch="auxiliary")).loss
         assert held is not None
+        zero = torch.zeros_like(loss)
+        first = torch.where(memory["first_held"] == 0, held, memory["first_held"])
+        ctx.remember(loss=zero, rise=zero, count=zero, first_held=first)
         new = {"mean_loss": loss / count, "mean_rise": rise / count, "mean_held": held}
+        update = self._update(ctx.step)
+        if update in ("begin", "measure"):
+            self._measure_offset(ctx, new, afresh=update == "begin")
+        else:
+            self._move(ctx, new, first, falls=update == "move")
+        return there.grad
+
+    def _update(self, step: int) -> str:
+        """What an update does: begin to measure the offset, go on with it, let ρ grow, or let it move."""
+        if not self.epoch_steps:
+            return "move"
+        turn, done = self._turn(step)
+        if turn < 2 or done < 1 / 8:
+            begins = step == 0 or self._turn(step - self.period)[0] != turn
+            return "begin" if begins else "measure"
+        return "grow" if done < 1 / 4 else "move"
+
+    def _turn(self, step: int) -> tuple[int, float]:
+        """In which turn a step is, and which share of it is over."""
+        epoch = step / self.epoch_steps + 1
+        turn = turn_of(int(epoch))
+        return turn, epoch / 2**turn - 1
+
+    def _measure_offset(self, ctx: Context, new: dict[str, Any], afresh: bool) -> None:
+        """Add to the offset of (1'); the running means start again after it."""
+        zero = torch.zeros_like(new["mean_held"])
+        offset, offsets = (zero, zero) if afresh else (ctx.memory["offset"], ctx.memory["offsets"])
+        ctx.remember(offset=offset + (new["mean_held"] - new["mean_loss"]), offsets=offsets + 1)
+        ctx.remember(weight=zero, **dict.fromkeys(new, zero))
+        ctx.metrics.update(rho=ctx.memory["rho"])
+
+    def _move(self, ctx: Context, new: dict[str, Any], first: Tensor, falls: bool) -> None:
+        """Equations (1) to (3) and (5), from this update's means."""
+        memory = ctx.memory
         means = _running_means(memory, new, "weight", self.decay)
-        first = torch.where(memory["weight"] == 0, held, memory["first_held"])
-        mean_loss, mean_rise, mean_held = (means[name] / means["weight"] for name in new)
-        target = torch.minimum(self.times * (mean_held - mean_loss), self.ceiling * (first - mean_loss))
-        ratio = torch.log(target.clamp(min=TINY) / mean_rise.clamp(min=TINY)).clamp(-1.0, 1.0)
-        best = self._best(memory, mean_loss, mean_held)
+        loss, rise, held = (means[name] / means["weight"] for name in new)
+        gap = held - loss - memory["offset"] / memory["offsets"].clamp(min=1)
+        target = torch.minimum(self.times * gap, self.ceiling * (first - loss))
+        ratio = torch.log(target.clamp(min=TINY) / rise.clamp(min=TINY))
+        ratio = ratio.clamp(-1.0 if falls else 0.0, _LEAP if self.epoch_steps else 1.0)
+        best = self._best(memory, loss, held)
         rho, lowest = (memory["rho"] * torch.exp(self.rate * by) for by in (ratio, torch.full_like(ratio, -1.0)))
         bound = torch.maximum(best["best_rho"], lowest)
         rho = torch.where(best["bounded"] > 0, torch.minimum(rho, bound), rho).clamp(self.least, self.most)
-        zero = torch.zeros_like(loss)
-        ctx.remember(rho=rho, loss=zero, rise=zero, count=zero, first_held=first, **means, **best)
-        ctx.metrics.update(rho=rho, gap=mean_held - mean_loss)
-        return there.grad
+        ctx.remember(rho=rho, **means, **best)
+        ctx.metrics.update(rho=rho, gap=gap)
 
     def _best(self, memory: Mapping[str, Any], loss: Tensor, held: Tensor) -> dict[str, Tensor]:
         """Where the held-out loss was least, and whether ρ is bounded by the radius there: equation (5)."""
@@ -144,20 +198,21 @@ class GapSAM(Method):
         return {**best, "bounded": bounded.to(held.dtype)}
 
     def phase(self, step: int) -> int:
-        return int(step % self.period == 0)
+        return 0 if step % self.period else 1 + _UPDATES.index(self._update(step))
 
     def memory(self, space: Space) -> Memory:
-        """ρ, sums since the last update, running means, the first held-out loss, and the best point."""
+        """ρ, sums since the last update, running means, the first held-out loss, the best point, and the offset."""
         names = (
             "loss", "rise", "count", "mean_loss", "mean_rise", "mean_held", "weight", "first_held", "best_held",
-            "best_loss", "best_rho", "bounded",
+            "best_loss", "best_rho", "bounded", "offset", "offsets",
         )  # fmt: skip
         return {"rho": space.zero() + self.least, **{name: space.zero() for name in names}}
 
     @classmethod
     def variants(cls) -> list[Method]:
         low = {"times": 1.0, "period": 3, "least": 0.05, "ceiling": 0.1}
-        return [cls(period=2), cls(**low), cls(period=1, least=0.05, backtrack=0.01)]
+        in_turns = cls(period=1, least=0.05, epoch_steps=1)
+        return [cls(period=2), cls(**low), cls(period=1, least=0.05, backtrack=0.01), in_turns]
 
 
 def _running_means(memory: Mapping[str, Any], new: dict[str, Any], weight: str, keep: Any) -> dict[str, Any]:

@@ -65,8 +65,10 @@ class Late(_OnSomeSteps):
         return [(cls(SAM(), start=0), SAM()), (cls(FSAM(), start=0), FSAM())]
 
 
-def for_steps(method: Method, steps: int) -> Method:
+def for_steps(method: Method, steps: int, epoch_steps: int = 0) -> Method:
     """The method for a training of `steps` steps: in each `Late`, a share of training becomes a number of steps.
+
+    With `epoch_steps`, a method with that setting, unless it is set, is also given the number of steps in an epoch.
 
     >>> for_steps(Late(SAM(), start=0.75), 1000).start
     750
@@ -75,7 +77,9 @@ def for_steps(method: Method, steps: int) -> Method:
     for f in fields(method):
         value = getattr(method, f.name)
         if isinstance(value, Method):
-            values[f.name] = for_steps(value, steps)
+            values[f.name] = for_steps(value, steps, epoch_steps)
+        elif f.name == "epoch_steps":
+            values[f.name] = value or epoch_steps
     if isinstance(method, Late) and isinstance(method.start, float):
         values["start"] = round(method.start * steps)
     return replace(method, **values) if values else method

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from ..curvature.trace import FEWEST_PRODUCTS
-from ..lab.recipe.recipe import Recipe
+from ..lab.recipe.recipe import HOLDING_OUT, Recipe
 from ..lab.training.final_curvature import Measuring
 from ..support.errors import UserError, unknown
 from .epoch_measurements import Watch
@@ -184,7 +184,7 @@ def _smoke(experiment: Experiment, recipe: Recipe) -> Recipe:
     keep_model = recipe.model in _SMOKE_MODELS and not (measured and recipe.model.startswith("cnn"))
     model = recipe.model if keep_model else "cnn-3"
     base = "adamw" if recipe.base == "adabelief" else recipe.base  # adabelief comes from another package
-    holds_out = bool(recipe.hold_out) or recipe.auxiliary.startswith("held-out")  # some of eight images must be left
+    holds_out = bool(recipe.hold_out) or recipe.auxiliary.startswith(HOLDING_OUT)  # some of eight images must be left
     return replace(
         recipe, data=data, model=model, model_settings=_SMOKE_MODELS[model], epochs=1,
         batch=min(recipe.batch, 2 if holds_out else 4), warmup=min(recipe.warmup, 1), share=max(recipe.share, 0.5),

@@ -31,7 +31,7 @@ def images(*parts):
 
 def test_held_out_and_trained_examples_partition_the_data():
     own = batches()
-    assert own.held_out is not None and (own.examples, len(own.held_out), own.steps) == (309, 50, 9)
+    assert (own.examples, own.held_out, own.steps) == (309, 50, 9)
     trained, second = set(), set()
     for epoch in (1, 2, 3, 4):
         for x, _, (x2, y2) in own.of_epoch(epoch):
@@ -43,12 +43,34 @@ def test_held_out_and_trained_examples_partition_the_data():
 
 
 def test_held_out_examples_depend_on_the_seed_and_rivals_train_on_all():
-    assert torch.equal(batches().held_out, batches().held_out)
-    assert not torch.equal(batches().held_out, batches(replace(SHORT, seed=2)).held_out)
+    first, again, other = (batches(replace(SHORT, seed=seed)).split(1)[0] for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
     sam, own = Run(replace(SHORT, method="sam")), Run(SHORT)
-    assert sam.batches.held_out is None and "held_out_examples" not in sam.record
+    assert sam.batches.held_out == 0 and "held_out_examples" not in sam.record
     counts: list[Any] = [run.record.get("train_examples") for run in (sam, own)]
     assert [*counts, own.record.get("held_out_examples")] == [359, 309, 50]
+
+
+def test_examples_held_out_in_turns():
+    """Others from epochs 1, 2, 4, 8 … on; the rest is trained on, and the method is told how long an epoch is."""
+    turns = replace(SHORT, auxiliary="in-turns:50")
+    own = batches(turns)
+    seen = {}
+    for epoch in range(1, 9):
+        held, trained_on = own.split(epoch)
+        assert sorted([*held.tolist(), *trained_on.tolist()]) == list(range(359)) and len(held) == 50
+        x, _, (x2, _) = next(own.of_epoch(epoch))
+        stored = prepare(inputs_of(own.data.train), own.data)
+        assert images(x) <= images(stored[trained_on]) and images(x2) <= images(stored[held])
+        seen[epoch] = set(held.tolist())
+    assert seen[2] == seen[3] and seen[4] == seen[5] == seen[6] == seen[7]
+    assert not seen[1] & seen[2] and not (seen[1] | seen[2]) & seen[4] and not (seen[2] | seen[4]) & seen[8]
+    assert seen[1] == set(batches().split(5)[0].tolist()), "the first turn's are those that could always be held out"
+    assert (
+        vars(Run(turns).optimizer.method)["epoch_steps"] == 9 and vars(Run(SHORT).optimizer.method)["epoch_steps"] == 0
+    )
+    wrapped = Run(replace(turns, method="every:k=2,method=(gapsam:period=2)")).optimizer.method
+    assert vars(wrapped)["method"].epoch_steps == 9
 
 
 def test_few_held_out_examples_are_one_batch_that_ranks_share():
@@ -61,7 +83,9 @@ def test_few_held_out_examples_are_one_batch_that_ranks_share():
         next(batches(replace(SHORT, auxiliary="held-out:1"), ranks=2).of_epoch(1))
 
 
-@pytest.mark.parametrize(("text", "count"), [("held-out", 32), ("held-out:0.1", 36), ("held-out:1", 1), ("fresh", 0)])
+@pytest.mark.parametrize(("text", "count"), [
+    ("held-out", 32), ("held-out:0.1", 36), ("held-out:1", 1), ("fresh", 0), ("in-turns", 18), ("in-turns:7", 7),
+])  # fmt: skip
 def test_number_of_held_out_examples(text, count):
     assert replace(SHORT, auxiliary=text).held_out(359) == count
     assert Recipe(auxiliary="held-out").held_out(50_000) == 500
@@ -69,7 +93,7 @@ def test_number_of_held_out_examples(text, count):
 
 @pytest.mark.parametrize("text", ["held-out:", "held-out:0", "held-out:-3", "held-out:2.5", "held-out:nan", "fixed:3"])
 def test_invalid_numbers_of_held_out_examples(text):
-    with pytest.raises(UserError, match="only held-out takes a number"):
+    with pytest.raises(UserError, match="only held-out and in-turns take a number"):
         replace(SHORT, auxiliary=text)
 
 

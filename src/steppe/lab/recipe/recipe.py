@@ -26,7 +26,8 @@ from .method_text import bracketed_value, canonical, make_method, pieces_of
 
 TASKS = ("classification", "regression", "multi-label", "language")
 PRECISIONS = ("float32", "tf32", "bf16", "fp16", "fp16-fixed", "float64")
-AUXILIARIES = ("fresh", "fixed", "previous", "held-out")
+HOLDING_OUT = ("held-out", "in-turns")  # the second batch is from data that is not trained on, always or for a while
+AUXILIARIES = ("fresh", "fixed", "previous", *HOLDING_OUT)
 _NUMBERS = (
     "lr", "momentum", "weight_decay", "mixup", "clip", "share", "label_noise", "hold_out", "label_smoothing", "bias_lr",
 )  # fmt: skip
@@ -99,12 +100,13 @@ class Recipe:
         return make_method(self.method, self.lr)
 
     def held_out(self, examples: int) -> int:
-        """How many of these training examples are kept for the second batch; 0 unless `auxiliary` is "held-out"."""
+        """How many of these training examples are kept for the second batch; 0 unless `auxiliary` holds some out."""
         kind, _, count = self.auxiliary.partition(":")
-        if kind != "held-out":
+        if kind not in HOLDING_OUT:
             return 0
+        usual = max(examples // 100, self.batch) if kind == "held-out" else max(round(0.05 * examples), 1)
         try:
-            return how_many_of(float(count) if count else max(examples // 100, self.batch), examples)
+            return how_many_of(float(count) if count else usual, examples)
         except ValueError:
             raise UserError(f"auxiliary {self.auxiliary!r}: {examples} training examples are too few for it") from None
 
@@ -216,12 +218,12 @@ def _check_auxiliary(text: str) -> None:
         raise unknown("auxiliary", text, AUXILIARIES)
     if colon:
         try:
-            good = kind == "held-out" and (0 < float(count) < 1 or (float(count) >= 1 and float(count).is_integer()))
+            good = kind in HOLDING_OUT and (0 < float(count) < 1 or (float(count) >= 1 and float(count).is_integer()))
         except ValueError:
             good = False
         if not good:
             raise UserError(
-                f"auxiliary {text!r}: only held-out takes a number, of examples or as a share: held-out:500"
+                f"auxiliary {text!r}: only held-out and in-turns take a number, of examples or as a share: held-out:500"
             )
 
 

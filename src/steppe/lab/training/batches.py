@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...auxiliary import with_auxiliary
+from ...auxiliary import held_and_rest, with_auxiliary
 from ...support.errors import UserError
 from ..data import DataSet, first, load, prepare, subset, with_label_noise
 from ..recipe.recipe import Recipe
@@ -80,11 +80,10 @@ class Batches:
         self.auxiliary = recipe.auxiliary.partition(":")[0] if auxiliary else ""
         self.dtype = torch.float64 if recipe.precision == "float64" else torch.float32
         # Rows held out for the second batch: none unless the method uses one, so that other methods train on all rows.
-        count = recipe.held_out(len(data.train)) if auxiliary else 0
-        rows = torch.randperm(len(data.train), generator=generator_for(recipe.seed, "held out")) if count else None
-        self.held_out = None if rows is None else rows[:count].sort().values
-        self._trained_on = None if rows is None else rows[count:].sort().values
-        self.examples = len(data.train) - count
+        self.held_out = recipe.held_out(len(data.train)) if auxiliary else 0
+        self.in_turns = self.held_out > 0 and self.auxiliary == "in-turns"
+        self._whose_turn = torch.randperm(len(data.train), generator=generator_for(recipe.seed, "held out"))
+        self.examples = len(data.train) - self.held_out
         # Per epoch. All batches are full, so an epoch leaves out the last few examples of its order:
         self.steps = self.examples // recipe.batch
         if self.steps == 0:
@@ -115,7 +114,7 @@ class Batches:
         if self.auxiliary == "fixed":
             self._fixed = self._fixed or next(self._pass(0, "auxiliary"))
             return ((batch, self._fixed) for batch in main)
-        if self.held_out is not None:
+        if self.held_out:
             return zip(main, self._pass(epoch, "held out"), strict=True)
         return ((batch, None) for batch in main)
 
@@ -125,12 +124,16 @@ class Batches:
 
     def rows(self, epoch: int, purpose: str) -> Tensor:
         """The rows of the training data in an epoch's batches, one batch after another."""
+        held_out, trained_on = self.split(epoch)
         if purpose == "held out":
-            assert self.held_out is not None
-            return self._held_out_rows(epoch, self.held_out)
+            return self._held_out_rows(epoch, held_out)
         order = torch.randperm(self.examples, generator=generator_for(self.recipe.seed, purpose, "order", epoch))
         order = order[: self.steps * self.recipe.batch]
-        return order if self._trained_on is None else self._trained_on[order]
+        return trained_on[order] if self.held_out else order
+
+    def split(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """The rows that are held out in an epoch, and those that are trained on."""
+        return held_and_rest(self._whose_turn, self.held_out, epoch if self.in_turns else 1)
 
     def _held_out_rows(self, epoch: int, held_out: Tensor) -> Tensor:
         """One held-out batch per step of an epoch: repeated passes over all held-out examples, each in a new order."""

@@ -108,7 +108,8 @@ class Run:
         self._first_lrs = [group["lr"] for group in self.optimizer.param_groups]  # schedules scale them
         self.scaler = scaler(recipe.precision, self.device)
         self.batches = Batches(recipe, self.data, "auxiliary" in method.needs, self.device, ranks.rank, ranks.world)
-        self.optimizer.method = for_steps(method, recipe.epochs * self.batches.steps)
+        turns = self.batches.steps if self.batches.in_turns else 0
+        self.optimizer.method = for_steps(method, recipe.epochs * self.batches.steps, turns)
         self.average = average_of(recipe, self.net, recipe.epochs * self.batches.steps, ranks)
         exact = torch.float32 if self.device.type == "mps" else torch.float64
         # Sum of losses, number of correct answers, number of steps before the first non-finite loss:
@@ -128,8 +129,8 @@ class Run:
             self.record["metric"] = self.task.name
         self.record["parameters"] = sum(p.numel() for p in self.net.parameters())
         self.record["train_examples"], self.record["test_examples"] = self.batches.examples, len(self.data.test)
-        if self.batches.held_out is not None:
-            self.record["held_out_examples"] = len(self.batches.held_out)
+        if self.batches.held_out:
+            self.record["held_out_examples"] = self.batches.held_out
         self._resume()
 
     # One step

@@ -130,6 +130,10 @@ def fixed_cells(regime: Regime) -> Iterator[Cell]:
             "gapsam-backtrack", "GapSAM, backtrack = 0.03", "gapsam:backtrack=0.03",
             {"auxiliary": "held-out", "average": own.average},
         ),
+        (
+            "gapsam-turns", "GapSAM, held out in turns", "gapsam",
+            {"auxiliary": "in-turns", "average": own.average},
+        ),
     ):  # fmt: skip
         yield _cell(regime, name, label, "method", _with_method(own, method, **settings))
     yield from choosing_cells(regime.name, replace(own, average=""), RADII, regime.hold_out, regime.choosing)
