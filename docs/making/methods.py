@@ -17,6 +17,7 @@ CHANGED = {"GAM": theorem.page_text}  # what else the text of a method's page ha
 NEEDS = {
     "auxiliary": "an auxiliary batch, a second one besides that of the step (`step(closure, auxiliary=...)`)",
     "hvp": 'Hessian-vector products (by difference, or exact with `hvp="exact"`)',
+    "held-out": "an auxiliary batch of examples that are not trained on",
     "loss": "the loss of every look (with `passes()`: `look.report(loss)`)",
     "lr": "control of the learning rate (use no scheduler)",
     "sample": "the gradients of single examples (`step(closure, sample=...)`)",

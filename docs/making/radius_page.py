@@ -18,6 +18,7 @@ RECORDS = ROOT / "studies" / "radius" / "records"
 FIRST_SEED = 100
 SHIPPED = {"rate=0.2", "times=2", "start=0.001"}  # what GapSAM does; other words say what is held out
 CEILING = "cap=0.8"  # its ceiling, which came after most of the runs
+IN_TURNS = {"times=2", "leap=2.0", "quarter=0.125", "half=0.25"}  # the same where examples are held out in turns
 GRID = ("0.02", "0.05", "0.1", "0.2", "0.5", "1")
 DATA = {"digits": "digits, MLP", "mnist": "MNIST, CNN-3", "cifar": "CIFAR-10, CNN-5", "mlp3": "CIFAR-10, MLP-3"}
 KINDS = {"clean": "clean", "tenth": "a tenth of the data"}
@@ -35,6 +36,7 @@ class Row:
     averaged: list[float] = field(default_factory=list)
     sam: dict[str, list[float]] = field(default_factory=dict)
     gap: list[float] = field(default_factory=list)
+    turns: list[float] = field(default_factory=list)
     without: list[float] = field(default_factory=list)  # a ceiling
     ceiling: bool = False
 
@@ -44,14 +46,14 @@ class Row:
         known = [rho for rho in GRID if rho in self.sam]
         return max(known, key=lambda rho: mean(self.sam[rho])) if known else None
 
-    def judged(self) -> tuple[bool | None, bool | None]:
-        """Whether GapSAM is near the best radius, and not below the base; None where that was not run."""
+    def judged(self, own: list[float]) -> tuple[bool | None, bool | None]:
+        """Whether a form of GapSAM is near the best radius, and not below the base; None where that was not run."""
         near = safe = None
         if self.best is not None:
             best = self.sam[self.best]
-            near = mean(self.gap) - mean(best) >= -max(0.3, _error(self.gap, best))
+            near = mean(own) - mean(best) >= -max(0.3, _error(own, best))
         if self.base:
-            safe = mean(self.gap) - mean(self.base) >= -max(0.3, 2 * _error(self.gap, self.base))
+            safe = mean(own) - mean(self.base) >= -max(0.3, 2 * _error(own, self.base))
         return near, safe
 
 
@@ -67,6 +69,15 @@ def shipped(candidate: str) -> bool:
     kind, *words = candidate.split()
     others = {word for word in words if word.partition("=")[0] not in ("hold", "draw", "scheme")}
     return kind == "gap" and others - {CEILING} == SHIPPED and "hold=-1" not in words
+
+
+def in_turns(candidate: str) -> bool:
+    """Whether a candidate is GapSAM with its defaults, with examples held out in turns."""
+    kind, *words = candidate.split()
+    return kind == "window" and {w for w in words if w.partition("=")[0] not in _HELD_OUT} == IN_TURNS
+
+
+_HELD_OUT = ("hold", "draw", "scheme", "pass_steps")
 
 
 @functools.cache
@@ -86,6 +97,8 @@ def rows() -> list[Row]:
                 row.base = values
             elif kind == "sam":
                 row.sam[words[0].partition("=")[2]] = values
+            elif in_turns(record["candidate"]):
+                row.turns = values
             elif shipped(record["candidate"]) and CEILING in words:
                 row.gap, row.ceiling = values, True
             elif shipped(record["candidate"]):
@@ -111,29 +124,45 @@ def name_of(regime: str) -> tuple[str, str, str]:
 
 def table() -> str:
     """A row for each regime, and how often the goal is reached."""
-    head = ["data", "labels", "base", "epochs", "n", "base, %", "its average (EMA), %", "best SAM, % (ρ)", "GapSAM, %"]
+    head = ["data", "labels", "base", "epochs", "n", "base, %", "its average (EMA), %", "best SAM, % (ρ)"]
+    head += ["GapSAM, the same held out, %", "GapSAM, in turns, %"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows():
         best = "–" if row.best is None else f"{cell(row.sam[row.best])} ({row.best})"
         base, averaged = (cell(values) if values else "–" for values in (row.base, row.averaged))
-        near, safe = row.judged()
-        mark = " (below the base)" if safe is False else " (below the best)" if near is False else ""
-        own = cell(row.gap)
-        own += r"\*" if row.ceiling else ""
-        own = f"**{own}**" if row.best and mean(row.gap) > mean(row.sam[row.best]) else own
-        said = [*name_of(row.regime), str(row.epochs), str(len(row.gap)), base, averaged, best, own + mark]
+        own = [_judged_cell(row, row.gap, r"\*" if row.ceiling and row.without else ""), _judged_cell(row, row.turns)]
+        said = [*name_of(row.regime), str(row.epochs), str(len(row.gap)), base, averaged, best, *own]
         lines.append("| " + " | ".join(said) + " |")
     return "\n".join([*lines, "", counts()])
 
 
+def _judged_cell(row: Row, own: list[float], star: str = "") -> str:
+    """A form of GapSAM in a row: bold if it is above the best radius; with a word if it misses the goal."""
+    if not own:
+        return "–"
+    near, safe = row.judged(own)
+    text = cell(own) + star
+    text = f"**{text}**" if row.best and mean(own) > mean(row.sam[row.best]) else text
+    return text + (" (below the base)" if safe is False else " (below the best)" if near is False else "")
+
+
+def reached(form: str, among: str = "") -> tuple[int, int, int, int]:
+    """In how many rows a form ("gap" or "turns") is near the best radius, and not below the base, and of how many."""
+    judged = [row.judged(getattr(row, form)) for row in rows() if getattr(row, form) and among in row.regime]
+    near, safe = ([bool(one[i]) for one in judged if one[i] is not None] for i in (0, 1))
+    return sum(near), len(near), sum(safe), len(safe)
+
+
 def counts() -> str:
     """In how many of the rows GapSAM is what the goal asks for."""
-    judged = [row.judged() for row in rows()]
-    near, safe = ([bool(one[i]) for one in judged if one[i] is not None] for i in (0, 1))
+    forms = {"the same examples held out": "gap", "examples held out in turns": "turns"}
+    said = [
+        "with {} in {} of {} rows, and not below its base in {} of {}".format(words, *reached(form))
+        for words, form in forms.items()
+    ]
     return (
-        f"Mean ± standard error. GapSAM is within the tolerance of the best radius in {sum(near)} of {len(near)} rows "
-        f"and not below its base in {sum(safe)} of {len(safe)}. Bold: above the best of the fixed radii. \\*: with its "
-        "ceiling, which was added after the other runs and chosen on these seeds. –: not run."
+        f"Mean ± standard error. GapSAM is within the tolerance of the best radius {'; '.join(said)}. Bold: above the "
+        "best of the fixed radii. \\*: its ceiling was chosen on these seeds. –: not run."
     )
 
 
@@ -150,9 +179,12 @@ def _error(one: list[float], other: list[float]) -> float:
 def curves() -> dict[str, dict[str, list[float]]]:
     """ρ over training, a mean over seeds, by panel and labels; of several stages the one with the last seeds."""
     found: dict[str, dict[str, list[float]]] = {}
-    by_place = sorted(records(), key=lambda r: (_place(r["regime"]), r["seeds"], CEILING in r["candidate"]))
+    by_place = sorted(
+        records(),
+        key=lambda r: (_place(r["regime"]), in_turns(r["candidate"]), r["seeds"], CEILING in r["candidate"]),
+    )
     for record in by_place:
-        if record.get("rho") and shipped(record["candidate"]):
+        if record.get("rho") and (shipped(record["candidate"]) or in_turns(record["candidate"])):
             data, kind, base = name_of(record["regime"])
             epochs = max(int(mark.split()[0]) for mark in record["accuracy"])
             found.setdefault(f"{data}, {base}, {epochs} epochs", {})[kind] = record["rho"]

@@ -166,7 +166,7 @@ def without_a_radius() -> str:
     """What GapSAM, which has no radius to tune, gains over the best baseline, wherever the map has it."""
     said = []
     for table in frontier.tables():
-        row = table.row("gapsam")
+        row = frontier.gapsam(table)
         if row is not None and row.gain is not None and row.gain.mean.low is not None:
             shown = frontier.points_text(row.gain)
             said.append(f"{shown if row.gain.verdict.startswith('no') else f'**{shown}**'} on {table.regime.title}")

@@ -147,7 +147,7 @@ class Method:
     copies: ClassVar[Any] = 1
     nonnegative: ClassVar[tuple[str, ...]] = ("rho",)
     radius: ClassVar[str] = ""  # the field that a parameter group's "rho" overrides
-    needs: ClassVar[Any] = frozenset[str]()  # of "loss", "auxiliary", "sample", "hvp", "lr"
+    needs: ClassVar[Any] = frozenset[str]()  # of "loss", "auxiliary", "held-out", "sample", "hvp", "lr"
     # Whether several models can be trained at once (`SharpnessAware(members=...)`). True only if every number that the
     # method computes from vectors may be a tensor with one entry per member:
     stackable: ClassVar[Any] = False

@@ -167,6 +167,14 @@ def leaps_fresh() -> list[Job]:
     ]
 
 
+def leaps_mnist() -> list[Job]:
+    """Sixth round, the same frozen form on MNIST, on seeds whose base, radii and gap are kept."""
+    frozen = {"leap": 2.0, "quarter": 0.125, "half": 0.25}
+    regimes = (REGIMES["mnist-40"],)
+    fixed = {"pass_steps": (5000 - 225) // 100, **frozen}
+    return [Job(regimes, "window", ({"times": 2.0},), (100, 101, 102), fixed, 225, None, "double")]
+
+
 def cifar_cosine() -> list[Job]:
     """The cosine in units of the weights on CIFAR-10, on seeds whose base, radii and gap are kept."""
     cifar = (REGIMES["cifar-clean"], REGIMES["cifar-40"])

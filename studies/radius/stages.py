@@ -233,6 +233,7 @@ STAGES: dict[str, Callable[[], list[Job]]] = {
     "leaps-shorter": scaled_stages.shorter,
     "leaps-parts": scaled_stages.leap_parts,
     "leaps-fresh": scaled_stages.leaps_fresh,
+    "leaps-mnist": scaled_stages.leaps_mnist,
     "cifar-cosine": scaled_stages.cifar_cosine,
     "cosine-toy": lambda: [
         replace(job, regimes=tuple(replace(r, marks=(1,), first=1000) for r in job.regimes), seeds=(0,), hold=100)

@@ -130,3 +130,14 @@ def test_a_trainer_that_cannot_says_so():
     optimizer = steppe.SharpnessAware(torch.optim.SGD(net.parameters(), lr=0.1), METHODS["GAM"], model=net)
     with pytest.raises(RuntimeError, match="supports no held-out batch"):
         Replay(HELD).begin(optimizer, lambda last: None)
+
+
+def test_a_method_that_needs_held_out_examples_is_refused_without():
+    """With the batch of the step before, which was trained on, GapSAM would see no gap and do nothing."""
+    from steppe.integrations.micro_batches import Replay
+
+    net = seeded(batchnorm_dropout, dtype=torch.float32)
+    base = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = steppe.SharpnessAware(base, steppe.Every(2, steppe.GapSAM()), model=net)
+    with pytest.raises(RuntimeError, match="needs examples that are not trained on: train, held = steppe"):
+        Replay("previous").begin(optimizer, lambda last: None)

@@ -81,7 +81,8 @@ RECIPE: Table = {
         str | None,
         None,
         "Second batch, for methods that use one: fresh, fixed, previous, held-out:500 (from 500 held-out training "
-        "examples) or in-turns (5 % of them, others from epochs 1, 2, 4, 8 … on: for GapSAM on small data).",
+        "examples) or in-turns (5 % of them, others from epochs 1, 2, 4, 8 … on). Default: fresh; for GapSAM held-out, "
+        "or with less than 10,000 examples in-turns.",
     ),
     "average": (
         str | None,

@@ -83,6 +83,11 @@ class Replay:
                 raise RuntimeError(
                     f"{optimizer.method} looks at single examples, but a trainer has batches only: use your own loop"
                 )
+            if "held-out" in optimizer.method.needs and self._held_out is None:
+                raise RuntimeError(
+                    f"{optimizer.method.name} needs examples that are not trained on: train, held = steppe.hold_out("
+                    "data, 500), and pass a batch or a loader of `held` as auxiliary"
+                )
             optimizer.zero_grad()
             weights = [p for group in optimizer.param_groups for p in group["params"]]
             before = [p._version for p in weights]

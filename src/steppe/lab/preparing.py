@@ -65,7 +65,7 @@ def try_out(recipe: Recipe, data: DataSet) -> None:
     task = task_of(recipe)
     model = build(recipe.model, data.input_shape, data.classes, **dict(recipe.model_settings))
     make_base(recipe, model.parameters(), model)
-    batches = Batches(recipe, data, False, torch.device("cpu"), 0, 1)
+    batches = Batches(recipe, data, frozenset(), torch.device("cpu"), 0, 1)
     inputs, targets, _ = next(batches.of_epoch(1))
     model.to(batches.dtype)
     for when, training in (("in training", True), ("in evaluation", False)):

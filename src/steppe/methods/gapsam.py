@@ -108,7 +108,7 @@ class GapSAM(Method):
     ranges = "Defaults for all; 1 to 2 times the gap."
     stackable = True
     copies = 2
-    needs = frozenset({"auxiliary", "loss"})
+    needs = frozenset({"auxiliary", "held-out", "loss"})
     nonnegative = ("times", "rate", "decay", "least", "most", "ceiling", "backtrack")
 
     def __post_init__(self) -> None:

@@ -49,7 +49,7 @@ def test_each_image_is_flipped_in_every_other_epoch_and_half_of_them_in_the_firs
     flips = []
     for epoch in (1, 2, 3):
         seen, stored = (
-            torch.cat([x for x, _, _ in Batches(r, data, False, torch.device("cpu"), 0, 1).of_epoch(epoch)])
+            torch.cat([x for x, _, _ in Batches(r, data, frozenset(), torch.device("cpu"), 0, 1).of_epoch(epoch)])
             for r in (recipe, plain)
         )
         turned, same = (seen == stored.flip(-1)).flatten(1).all(1), (seen == stored).flatten(1).all(1)
@@ -122,7 +122,7 @@ def test_two_steps_of_sam_equal_those_typed_by_hand():
     run = Run(recipe, data=data)
     start = build("fast-cnn", (3, 32, 32), 10, widths=(8, 8, 8)).double()
     start.load_state_dict(run.net.state_dict())
-    batches = list(Batches(recipe, data, False, torch.device("cpu"), 0, 1).of_epoch(1))
+    batches = list(Batches(recipe, data, frozenset(), torch.device("cpu"), 0, 1).of_epoch(1))
     assert len(batches) == 2
     expected = by_hand(start.train(), recipe, batches, rho=0.1)
     for _ in run.train():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from helpers.image_excerpt import inputs_of
+from steppe import GAM, GapSAM
 from steppe.lab.data import prepare
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.training.batches import Batches, data_for
@@ -22,7 +23,7 @@ SHORT = Recipe(
 
 
 def batches(recipe=SHORT, rank=0, ranks=1) -> Any:
-    return Batches(recipe, data_for(recipe), True, torch.device("cpu"), rank, ranks)
+    return Batches(recipe, data_for(recipe), GapSAM.needs, torch.device("cpu"), rank, ranks)
 
 
 def images(*parts):
@@ -87,8 +88,19 @@ def test_few_held_out_examples_are_one_batch_that_ranks_share():
     ("held-out", 32), ("held-out:0.1", 36), ("held-out:1", 1), ("fresh", 0), ("in-turns", 18), ("in-turns:7", 7),
 ])  # fmt: skip
 def test_number_of_held_out_examples(text, count):
-    assert replace(SHORT, auxiliary=text).held_out(359) == count
-    assert Recipe(auxiliary="held-out").held_out(50_000) == 500
+    recipe = replace(SHORT, auxiliary=text)
+    assert recipe.second_batch(frozenset({"auxiliary"}), 359) == (text.partition(":")[0], count)
+    assert recipe.second_batch(frozenset(), 359) == ("", 0)
+    assert Recipe(auxiliary="held-out").second_batch(GAM().needs, 50_000) == ("held-out", 500)
+
+
+def test_a_method_that_needs_held_out_examples_gets_them_without_being_asked_for():
+    assert Recipe().second_batch(GapSAM.needs, 9_999) == ("in-turns", 500)
+    assert Recipe().second_batch(GapSAM.needs, 10_000) == ("held-out", 100)
+    assert Recipe().second_batch(GAM().needs, 9_999) == ("fresh", 0)
+    assert Recipe(auxiliary="previous").second_batch(GapSAM.needs, 9_999) == ("previous", 0)
+    run = Run(Recipe(method="gapsam", batch=64, epochs=1))
+    assert run.record.get("held_out_examples") == 72 and run.batches.in_turns
 
 
 @pytest.mark.parametrize("text", ["held-out:", "held-out:0", "held-out:-3", "held-out:2.5", "held-out:nan", "fixed:3"])

@@ -85,7 +85,7 @@ def test_the_plain_method_equals_torch_alone():
     torch.manual_seed(seed_for(1, "weights"))
     model = build("digits-mlp", (1, 8, 8), 10)
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for x, y, _ in Batches(recipe, data_for(recipe), False, torch.device("cpu"), 0, 1).of_epoch(1):
+    for x, y, _ in Batches(recipe, data_for(recipe), frozenset(), torch.device("cpu"), 0, 1).of_epoch(1):
         adam.zero_grad()
         F.cross_entropy(model(x), y).backward()
         adam.step()
@@ -206,7 +206,8 @@ def test_all_methods_of_a_seed_start_alike_and_see_the_same_batches():
 
 
 def batches(recipe=SHORT, auxiliary=False, rank=0, ranks=1, epoch=1):
-    return list(Batches(recipe, data_for(recipe), auxiliary, torch.device("cpu"), rank, ranks).of_epoch(epoch))
+    needs = frozenset({"auxiliary"} if auxiliary else ())
+    return list(Batches(recipe, data_for(recipe), needs, torch.device("cpu"), rank, ranks).of_epoch(epoch))
 
 
 def test_an_epoch_shows_every_example_once():

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -26,6 +26,7 @@ from .method_text import bracketed_value, canonical, make_method, pieces_of
 
 TASKS = ("classification", "regression", "multi-label", "language")
 PRECISIONS = ("float32", "tf32", "bf16", "fp16", "fp16-fixed", "float64")
+FEW = 10_000  # with fewer examples, a second batch that is not trained on is held out in turns
 HOLDING_OUT = ("held-out", "in-turns")  # the second batch is from data that is not trained on, always or for a while
 AUXILIARIES = ("fresh", "fixed", "previous", *HOLDING_OUT)
 _NUMBERS = (
@@ -62,7 +63,7 @@ class Recipe:
     label_noise: float = 0.0  # share of the training labels that are replaced by wrong ones
     hold_out: float = 0.0  # share of the training data to test on instead of the test data, to choose settings
     seed: int = 0
-    auxiliary: str = "fresh"  # the second batch, for methods that use two; "held-out:500": from data not trained on
+    auxiliary: str = "fresh"  # the second batch, for methods that use two; see `second_batch`
     model_settings: Any = ()  # given as a mapping, stored as sorted pairs
     nesterov: bool = False
     base_settings: Any = ()  # like model_settings
@@ -99,14 +100,22 @@ class Recipe:
         """The method object."""
         return make_method(self.method, self.lr)
 
-    def held_out(self, examples: int) -> int:
-        """How many of these training examples are kept for the second batch; 0 unless `auxiliary` holds some out."""
+    def second_batch(self, needs: Set[str], examples: int) -> tuple[str, int]:
+        """What the second batch is for a method with these needs, and how many of the examples are held out for it.
+
+        "fresh" for a method whose second batch must not be trained on is "held-out", or "in-turns" below 10 000
+        examples.
+        """
+        if "auxiliary" not in needs:
+            return "", 0
         kind, _, count = self.auxiliary.partition(":")
+        if kind == "fresh" and "held-out" in needs:
+            kind = "held-out" if examples >= FEW else "in-turns"
         if kind not in HOLDING_OUT:
-            return 0
+            return kind, 0
         usual = max(examples // 100, self.batch) if kind == "held-out" else max(round(0.05 * examples), 1)
         try:
-            return how_many_of(float(count) if count else usual, examples)
+            return kind, how_many_of(float(count) if count else usual, examples)
         except ValueError:
             raise UserError(f"auxiliary {self.auxiliary!r}: {examples} training examples are too few for it") from None
 

@@ -131,7 +131,7 @@ def _seconds_per_example(job: Job, place: Place) -> float:
     if device.type == "cpu":
         torch.set_num_threads(place.threads)
     model = build(recipe.model, data.input_shape, data.classes, **dict(recipe.model_settings)).to(device)
-    batches = Batches(recipe, data, False, device, 0, 1)
+    batches = Batches(recipe, data, frozenset(), device, 0, 1)
     inputs, targets, _ = next(batches.of_epoch(1))
     inputs, targets = inputs[:_EXAMPLES], targets[:_EXAMPLES]
     model.train().to(batches.dtype)

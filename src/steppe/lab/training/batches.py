@@ -6,7 +6,7 @@ No random state has to be saved: every random choice (order, crops, mixup) has i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
@@ -73,14 +73,13 @@ def cached_data(
 
 
 class Batches:
-    """A recipe's training batches; on several ranks, this rank's part of each."""
+    """A recipe's training batches, for a method with these needs; on several ranks, this rank's part of each."""
 
-    def __init__(self, recipe: Recipe, data: DataSet, auxiliary: bool, device: torch.device, rank: int, ranks: int):
+    def __init__(self, recipe: Recipe, data: DataSet, needs: Set[str], device: torch.device, rank: int, ranks: int):
         self.recipe, self.data, self.device, self.rank, self.ranks = recipe, data, device, rank, ranks
-        self.auxiliary = recipe.auxiliary.partition(":")[0] if auxiliary else ""
         self.dtype = torch.float64 if recipe.precision == "float64" else torch.float32
-        # Rows held out for the second batch: none unless the method uses one, so that other methods train on all rows.
-        self.held_out = recipe.held_out(len(data.train)) if auxiliary else 0
+        # Rows are held out for the second batch only if the method uses one: other methods train on all rows.
+        self.auxiliary, self.held_out = recipe.second_batch(needs, len(data.train))
         self.in_turns = self.held_out > 0 and self.auxiliary == "in-turns"
         self._whose_turn = torch.randperm(len(data.train), generator=generator_for(recipe.seed, "held out"))
         self.examples = len(data.train) - self.held_out

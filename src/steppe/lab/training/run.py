@@ -107,7 +107,7 @@ class Run:
         self.optimizer = SharpnessAware(base, method, model=self.model, seed=seed_for(recipe.seed) % 2**31)
         self._first_lrs = [group["lr"] for group in self.optimizer.param_groups]  # schedules scale them
         self.scaler = scaler(recipe.precision, self.device)
-        self.batches = Batches(recipe, self.data, "auxiliary" in method.needs, self.device, ranks.rank, ranks.world)
+        self.batches = Batches(recipe, self.data, method.needs, self.device, ranks.rank, ranks.world)
         turns = self.batches.steps if self.batches.in_turns else 0
         self.optimizer.method = for_steps(method, recipe.epochs * self.batches.steps, turns)
         self.average = average_of(recipe, self.net, recipe.epochs * self.batches.steps, ranks)
