@@ -46,18 +46,17 @@ class GapSAM(Method):
 
     On less than ten thousand examples, hold them out **in turns**: 5 % of them, others from epochs 1, 2, 4, 8 … on, and
     say how many steps an epoch has (`epoch_steps`; in the lab ``--auxiliary in-turns`` does both). So all examples are
-    trained on, and the held-out ones bring their own zero with them. Until their turn began they were trained on like
-    the others; what they lack then is how much harder they are. It is measured in the first eighth of a turn, in which
-    ρ stays, and subtracted:
+    trained on. Until their turn begins the held-out ones are trained on like the others: if their loss is higher then,
+    they are harder, and that is no gap. It is measured in the first eighth of a turn, in which ρ stays, and subtracted:
 
         gap = L_X̄(w) − L_X(w) − offset,   offset = mean of L_X̄(w) − L_X(w) in the first eighth      (1')
 
-    What is remembered of them hides a part of the gap: until a quarter of the turn is over, ρ does not fall. In the
-    first three epochs ρ stays at `least`. As a turn is short, ρ may grow faster: log(target / rise) is held between −1
-    and 2 in (2).
+    The net still remembers them for a while, which hides a part of the gap: until a quarter of the turn is over, ρ does
+    not fall. In the first three epochs ρ stays at `least`. As a turn is short, ρ may grow faster: log(target / rise) is
+    held between −1 and 2 in (2).
 
-    On small data the gap never closes, however large ρ becomes: a rule that only looks at the gap then perturbs until
-    the net unlearns (a tenth of CIFAR-10, 60 epochs: ρ = 7). ``backtrack=0.03`` ends that. Let ρ_b, L_b and L̄_b be the
+    If the same examples are always held out and data is small, the gap never closes, however large ρ becomes: training
+    then perturbs until the net unlearns (a tenth of CIFAR-10, 60 epochs: ρ = 7). ``backtrack=0.03`` ends that. Let ρ_b, L_b and L̄_b be the
     radius and the two losses when L̄ was least. Once *both* losses are larger, fitting less does not help any more:
 
         ρ ≤ ρ_b  from  L_X(w) > (1 + backtrack) L_b and L_X̄(w) > (1 + backtrack) L̄_b  until  L_X̄(w) < L̄_b      (5)
@@ -85,7 +84,7 @@ class GapSAM(Method):
         most (distance, ≥ 0): The largest radius.
         ceiling (share, ≥ 0): How far the perturbed loss may rise towards the loss before training.
         backtrack (share, ≥ 0): How far both losses may rise above where the held-out loss was least, before ρ goes back
-            to what it was there; 0: it never does. For small data 0.03.
+            to what it was there; 0: it never does. 0.03 for small data of which the same examples are always held out.
         epoch_steps (steps, ≥ 0): Steps in an epoch, where examples are held out in turns; 0: where the same ones always
             are.
     """

@@ -100,7 +100,7 @@ def test_a_method_that_needs_held_out_examples_gets_them_without_being_asked_for
     assert Recipe().second_batch(GAM().needs, 9_999) == ("fresh", 0)
     assert Recipe(auxiliary="previous").second_batch(GapSAM.needs, 9_999) == ("previous", 0)
     run = Run(Recipe(method="gapsam", batch=64, epochs=1))
-    assert run.record.get("held_out_examples") == 72 and run.batches.in_turns
+    assert run.record.get("held_out_examples") == 72 and run.batches.epoch_steps == 21
 
 
 @pytest.mark.parametrize("text", ["held-out:", "held-out:0", "held-out:-3", "held-out:2.5", "held-out:nan", "fixed:3"])

@@ -80,11 +80,11 @@ class Batches:
         self.dtype = torch.float64 if recipe.precision == "float64" else torch.float32
         # Rows are held out for the second batch only if the method uses one: other methods train on all rows.
         self.auxiliary, self.held_out = recipe.second_batch(needs, len(data.train))
-        self.in_turns = self.held_out > 0 and self.auxiliary == "in-turns"
         self._whose_turn = torch.randperm(len(data.train), generator=generator_for(recipe.seed, "held out"))
         self.examples = len(data.train) - self.held_out
         # Per epoch. All batches are full, so an epoch leaves out the last few examples of its order:
         self.steps = self.examples // recipe.batch
+        self.epoch_steps = self.steps if self.auxiliary == "in-turns" else 0  # for methods that must know turns
         if self.steps == 0:
             raise UserError(f"batch {recipe.batch} is larger than the {self.examples} training examples")
         if recipe.batch % ranks:
@@ -132,7 +132,7 @@ class Batches:
 
     def split(self, epoch: int) -> tuple[Tensor, Tensor]:
         """The rows that are held out in an epoch, and those that are trained on."""
-        return held_and_rest(self._whose_turn, self.held_out, epoch if self.in_turns else 1)
+        return held_and_rest(self._whose_turn, self.held_out, epoch if self.epoch_steps else 1)
 
     def _held_out_rows(self, epoch: int, held_out: Tensor) -> Tensor:
         """One held-out batch per step of an epoch: repeated passes over all held-out examples, each in a new order."""

@@ -108,8 +108,7 @@ class Run:
         self._first_lrs = [group["lr"] for group in self.optimizer.param_groups]  # schedules scale them
         self.scaler = scaler(recipe.precision, self.device)
         self.batches = Batches(recipe, self.data, method.needs, self.device, ranks.rank, ranks.world)
-        turns = self.batches.steps if self.batches.in_turns else 0
-        self.optimizer.method = for_steps(method, recipe.epochs * self.batches.steps, turns)
+        self.optimizer.method = for_steps(method, recipe.epochs * self.batches.steps, self.batches.epoch_steps)
         self.average = average_of(recipe, self.net, recipe.epochs * self.batches.steps, ranks)
         exact = torch.float32 if self.device.type == "mps" else torch.float64
         # Sum of losses, number of correct answers, number of steps before the first non-finite loss:
