@@ -55,9 +55,10 @@ class GapSAM(Method):
     not fall. In the first three epochs ρ stays at `least`. As a turn is short, ρ may grow faster: log(target / rise) is
     held between −1 and 2 in (2).
 
-    If the same examples are always held out and data is small, the gap never closes, however large ρ becomes: training
-    then perturbs until the net unlearns (a tenth of CIFAR-10, 60 epochs: ρ = 7). ``backtrack=0.03`` ends that. Let ρ_b, L_b and L̄_b be the
-    radius and the two losses when L̄ was least. Once *both* losses are larger, fitting less does not help any more:
+    If the same examples are always held out and data is small, the gap may never close, however large ρ becomes:
+    training then perturbs until the net unlearns (a tenth of CIFAR-10, 60 epochs: ρ = 7). ``backtrack=0.03`` ends that.
+    Let ρ_b, L_b and L̄_b be the radius and the two losses when L̄ was least. Once *both* losses are larger, fitting less
+    does not help any more:
 
         ρ ≤ ρ_b  from  L_X(w) > (1 + backtrack) L_b and L_X̄(w) > (1 + backtrack) L̄_b  until  L_X̄(w) < L̄_b      (5)
 
