@@ -83,6 +83,20 @@ def test_the_page_says_how_often_the_goal_is_reached():
     assert late == {0.4} and "with wrong labels it is 0.4 points below the best radius" in TEXT
 
 
+def test_other_pages_say_the_same():
+    names = ("choose.md", "../README.md", "../CHANGELOG.md")
+    said = {name: " ".join((DOCS / name).read_text("utf-8").split()) for name in names}
+    near, rows, _, _ = page.reached("turns")
+    assert f"level with the best of six radii in {near} of {rows} regimes" in said["choose.md"]
+    assert f"reaches {mean(ROWS['cifar-40', 20].gap):.1f} % there (n = 6, other seeds)" in said["choose.md"]
+    assert f"level with the best of six radii in {near} of {rows} regimes of digits" in said["../CHANGELOG.md"]
+    assert (
+        f"level with the best of six radii in {near} of {rows} regimes of scikit-learn's digits" in said["../README.md"]
+    )
+    own = " ".join((steppe.GapSAM.__doc__ or "").split())
+    assert f"or one standard error of the best of six fixed radii in {near} of {rows} regimes, and 0.2" in own
+
+
 def test_the_page_says_what_mnist_says():
     of = {
         (r["candidate"].split()[0], r["candidate"].split()[1]): r["accuracy"]["30"]
