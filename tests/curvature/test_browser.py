@@ -66,7 +66,7 @@ def repeat_until(page: Any, act: Callable[[], None], condition: str) -> None:
     while True:
         act()
         try:
-            page.wait_for_function(f"() => {condition}", polling=100, timeout=5_000)
+            page.wait_for_function(f"() => {condition}", polling=100, timeout=1_500)
             return
         except playwright.TimeoutError:
             if time.monotonic() > end:
@@ -81,7 +81,7 @@ def test_the_surface_is_drawn_turns_and_tells_its_values(page: Any, page_file: P
     page.on("request", lambda request: requests.append(request.url))
     page.goto(page_file.as_uri())
     page.wait_for_function(f"() => !!{PLOT}?._fullLayout?.scene?._scene?.glplot", polling=200)
-    page.wait_for_function(f"() => ({DRAWN})().colours > 50", polling=200)  # a shaded surface, not a blank canvas
+    page.wait_for_function(f"() => ({DRAWN})().colours > 50", polling=1_000)  # a shaded surface, not a blank canvas
     before = page.evaluate(DRAWN)
     assert before["axes"] == ["first direction", "loss"]
     assert len(before["z"]) == 9 and all(len(row) == 9 and all(v > 0 for v in row) for row in before["z"])
