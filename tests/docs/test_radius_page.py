@@ -151,6 +151,18 @@ def test_the_page_says_what_the_map_says():
     assert "({} and {} %, SGD {} %; n = 3)".format(*plain) in said
     small = [accuracy("cifar-tenth", cell) for cell in ("gapsam", "base-1", "sam")]
     assert f"always it is {small[0][1]} % (n = 10)" in said
+    by_seed = {
+        cell: {
+            run["seed"]: 100 * run["final"]["test_accuracy"] for run in tables["cifar-tenth"].row(cell).group.records
+        }
+        for cell in ("gapsam-turns", "base-1", "sam")
+    }
+    turns, adam, sam = by_seed.values()
+    over, under = [turns[seed] - adam[seed] for seed in turns], [sam[seed] - turns[seed] for seed in turns]
+    found = (
+        f"{_with_error(list(turns.values()))} %, {_with_error(over)} points above Adam and {_with_error(under)} below"
+    )
+    assert f"{found} SAM with ρ = 1 (n = {len(turns)})" in said
     runs = tables["cifar-tenth"].row("gapsam").group.records
     assert {run["train_examples"] for run in runs} == {4900} and len(runs) == 10
 
