@@ -85,16 +85,13 @@ def test_a_loop_with_held_out_examples_is_the_loop_by_hand():
 
 
 def test_examples_are_held_out_in_turns():
-    data = list(range(50))
-    splits = {epoch: steppe.hold_out(data, 0.1, seed=3, epoch=epoch) for epoch in range(1, 17)}
-    for train, held in splits.values():
-        assert sorted([*train, *held]) == data and len(held) == 5
-    held = {epoch: list(held) for epoch, (_, held) in splits.items()}
-    assert held[1] == list(steppe.hold_out(data, 0.1, seed=3)[1])
+    splits = {epoch: [numbers(part) for part in steppe.hold_out(DATA, 2, 3, epoch)] for epoch in range(1, 17)}
+    assert all(sorted(train + held) == list(range(10)) and len(held) == 2 for train, held in splits.values())
+    held = {epoch: split[1] for epoch, split in splits.items()}
+    assert held[1] == numbers(steppe.hold_out(DATA, 2, 3)[1])
     for begin in (2, 4, 8):
         assert all(held[epoch] == held[begin] for epoch in range(begin, 2 * begin))
-    turns = [one for begin in (1, 2, 4, 8, 16) for one in held[begin]]
-    assert len(set(turns)) == 25, "nobody's turn comes again before all others had theirs"
-    assert sorted(i for begin in range(10) for i in steppe.hold_out(data, 0.1, 3, 2**begin)[1]) == data
+    turns = [i for turn in range(5) for i in held[2**turn]]
+    assert sorted(turns) == list(range(10)), "nobody's turn comes again before all others had theirs"
     with pytest.raises(ValueError, match="epochs count from 1, not from 0"):
-        steppe.hold_out(data, 0.1, epoch=0)
+        steppe.hold_out(DATA, 2, epoch=0)
