@@ -97,6 +97,7 @@ def test_number_of_held_out_examples(text, count):
 def test_a_method_that_needs_held_out_examples_gets_them_without_being_asked_for():
     assert Recipe().second_batch(GapSAM.needs, 9_999) == ("in-turns", 500)
     assert Recipe().second_batch(GapSAM.needs, 10_000) == ("held-out", 100)
+    assert Recipe().second_batch(GapSAM.needs, 8) == ("in-turns", 2)  # BatchNorm refuses a batch of one
     assert Recipe().second_batch(GAM().needs, 9_999) == ("fresh", 0)
     assert Recipe(auxiliary="previous").second_batch(GapSAM.needs, 9_999) == ("previous", 0)
     run = Run(Recipe(method="gapsam", batch=64, epochs=1))

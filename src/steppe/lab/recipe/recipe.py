@@ -113,7 +113,8 @@ class Recipe:
             kind = "held-out" if examples >= FEW else "in-turns"
         if kind not in HOLDING_OUT:
             return kind, 0
-        usual = max(examples // 100, self.batch) if kind == "held-out" else max(round(0.05 * examples), 1)
+        # In turns at least two examples, because BatchNorm refuses a batch of one:
+        usual = max(examples // 100, self.batch) if kind == "held-out" else max(round(0.05 * examples), 2)
         try:
             return kind, how_many_of(float(count) if count else usual, examples)
         except ValueError:
