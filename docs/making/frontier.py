@@ -81,7 +81,7 @@ def afterwards() -> str:
     lines = ["## Are flat nets more robust?", "", robustness(), "", _row(head), "|---" * len(head) + "|"]
     before = ""
     for table in tables():
-        for row in (table.row(cell) for cell in shown if table.regime.metric == "test_accuracy"):
+        for row in (table.row(cell) for cell in shown if in_points(table)):
             if row is not None and row.group.mean("rounded") is not None:
                 bits, images, error = (
                     _percent(row.group.mean(n)) for n in ("rounded", "corrupted", "calibration_error")
@@ -107,7 +107,7 @@ def robustness() -> str:
         "loses less accuracy by rounding in {} (more in {})": lambda group: _negative(_losses(group)),
         "is better calibrated in {} (worse in {})": lambda group: _negative(group.finished("calibration_error")),
     }
-    pairs = [(table.row("sam"), table.row("base-1")) for table in tables() if table.regime.metric == "test_accuracy"]
+    pairs = [(table.row("sam"), table.row("base-1")) for table in tables() if in_points(table)]
     known = [(sam.group, base.group) for sam, base in pairs if sam and base]
     said = []
     for words, values in measures.items():
@@ -188,12 +188,17 @@ def _missing() -> str:
     return "\n".join([f"## {NOT_YET.capitalize()}", "", *rest]) if rest else ""
 
 
+def in_points(table: Any) -> bool:
+    """Whether a regime is judged by accuracy, in points; else by perplexity, where lower is better."""
+    return table.regime.metric == "test_accuracy"
+
+
 def _sign(table: Any) -> int:
-    return 1 if table.regime.metric == "test_accuracy" else -1
+    return 1 if in_points(table) else -1
 
 
 def _said(table: Any) -> str:
-    return "test accuracy, %" if table.regime.metric == "test_accuracy" else "test perplexity"
+    return "test accuracy, %" if in_points(table) else "test perplexity"
 
 
 def accuracy(table: Any, row: Any) -> str:
@@ -206,7 +211,7 @@ def _value(table: Any, row: Any) -> str:
 
 
 def _shown(table: Any, mean: Any) -> str:
-    if table.regime.metric == "test_accuracy":
+    if in_points(table):
         return _percent(mean)
     return "" if mean is None else f"{mean.value:.3f}" + ("" if mean.error is None else f" ± {mean.error:.3f}")
 
@@ -224,10 +229,17 @@ def _gain(table: Any, row: Any, with_name: bool = False) -> str:
     one = row.gain
     if one.mean.low is None:
         return f"n = {one.n}: too few"
-    points = table.regime.metric == "test_accuracy"
-    shown = points_text(one) if points else f"{one.mean.value:+.3f} [{one.mean.low:+.3f}, {one.mean.high:+.3f}]"
+    shown = gain_text(one, in_points(table))
     shown = f"**{shown}**" if one.verdict in ("better", "worse") else shown
     return f"{shown} ({row.label})" if with_name else shown
+
+
+def gain_text(one: Any, points: bool = True) -> str:
+    """A difference with its interval, in points or in perplexity, where it is told that lower is better."""
+    if points:
+        return points_text(one)
+    middle, low, high = (f"{v:+.2f}".replace("-", "−") for v in (one.mean.value, one.mean.low, one.mean.high))
+    return f"{middle} [{low}, {high}] in perplexity, lower is better"
 
 
 def points_text(one: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import ROOT, frontier
 
@@ -17,14 +17,14 @@ STUDY = ROOT / "studies" / "radius" / "records"
 SITUATIONS = ROOT / "studies" / "situations" / "records"
 NOT_YET = "not measured"
 NOISY, FITS, SMALL = "My labels are noisy", "I train until the net fits all training data", "My data set is small"
-CLEAN, ONCE = "My labels are clean, and training hardly overfits", "Each example is seen once, as in pretraining"
-TUNE = "I fine-tune a pretrained model"
+CLEAN, TUNE = "My labels are clean, and training hardly overfits", "I fine-tune a pretrained model"
+ONCE = "Each example is seen once or twice, as in pretraining"
 ADVICE = {
     NOISY: "Stop early and average the weights first: both cost no gradients. Then try GapSAM, SAM or ASAM.",
     FITS: "Try GapSAM, or SAM with a tuned radius.",
     SMALL: "With thousands of examples: try SAM, with a tuned radius. With a few hundred: train longer instead.",
     CLEAN: "Keep the base: no gain, or a small loss.",
-    ONCE: "Keep the base, and see twice as many examples instead.",
+    ONCE: "Keep the base. See more examples instead, or train longer on the same ones.",
     TUNE: "Keep the base, with a tuned learning rate: no difference was seen.",
 }  # by situation, in the order of the table
 FROM_MAP = {
@@ -37,6 +37,7 @@ FROM_MAP = {
     "resnet": (CLEAN, "resnet-augmented"),
     "vit": (CLEAN, "vit"),
     "fast": (CLEAN, "fast"),
+    "language": (ONCE, "language"),
 }  # by the name of a row: the situation and the regime
 FROM_SITUATIONS = {
     "once": (
@@ -50,6 +51,15 @@ FROM_SITUATIONS = {
         {"base": "Adam", "base-2": "Adam, 2x longer"},
     ),
 }  # by the name of a row: the situation, what was run, and the forms of the base
+
+
+class Measured(NamedTuple):
+    """A row: the situation, what was run, SAM's gain over the best baseline, and whether that is in points."""
+
+    situation: str
+    where: str
+    gain: Any
+    points: bool = True
 
 
 @cache
@@ -73,23 +83,23 @@ def hardest_rival(mine: list[float], rivals: dict[str, list[float]]) -> Any:
 
 
 @cache
-def rows() -> dict[str, tuple[str, str, Any]]:
-    """For each regime by a short name: the situation, what was run, and the difference."""
-    made: dict[str, tuple[str, str, Any]] = {}
+def rows() -> dict[str, Measured]:
+    """What was measured, by a short name."""
+    made: dict[str, Measured] = {}
     tenth = study("digits-table")
     mine = tenth["digits-tenth-sgd", "sam rho=0.1"]["20"]
     plain = tenth["digits-tenth-sgd", "sam rho=0"]
     rivals = {f"SGD, {length} epochs": plain[length] for length in ("20", "40")}
-    made["tenth"] = (
+    made["tenth"] = Measured(
         SMALL,
         "143 digits, clean labels, SGD, 20 epochs, ρ = 0.1",
         hardest_rival(mine, rivals),
     )
-    for key, (situation, name) in FROM_MAP.items():
-        if (found := from_map(name)) is not None:
-            made[key] = (situation, *found)
     for key, (situation, where, bases) in FROM_SITUATIONS.items():
-        made[key] = (situation, f"{where}, {radius_in(key)}", from_situations(key, bases))
+        made[key] = Measured(situation, f"{where}, {radius_in(key)}", from_situations(key, bases))
+    for key, (situation, name) in FROM_MAP.items():
+        if (found := from_map(situation, name)) is not None:
+            made[key] = found
     return made
 
 
@@ -129,13 +139,14 @@ def forms_of(label: str, runs: list[dict[str, Any]]) -> dict[str, list[float]]:
     return made
 
 
-def from_map(name: str) -> tuple[str, Any] | None:
-    """What the map has for SAM in a regime, once it has an interval."""
+def from_map(situation: str, name: str) -> Measured | None:
+    """What the map has for SAM in a regime, once it has an interval: at a chosen radius, else at the default one."""
     table = frontier.table_of(name)
-    sam = table and table.row("sam")
-    if not sam or sam.gain is None or sam.gain.mean.low is None:
-        return None
-    return f"{table.regime.title}, {sam.label.partition(', ')[2]}", sam.gain
+    for row in (table.row("sam"), table.row("sam-default")) if table else ():
+        if row is not None and row.gain is not None and row.gain.mean.low is not None:
+            where = f"{table.regime.title}, {row.label.partition(', ')[2]}"
+            return Measured(situation, where, row.gain, frontier.in_points(table))
+    return None
 
 
 def markdown() -> str:
@@ -146,18 +157,18 @@ def markdown() -> str:
     ]
     order = list(ADVICE)
     before = ""
-    for situation, where, one in sorted(rows().values(), key=lambda row: order.index(row[0])):
+    for situation, where, one, points in sorted(rows().values(), key=lambda row: order.index(row.situation)):
         word = "" if one.verdict in ("better", "worse") else f" ({one.verdict})"
-        gain = frontier.points_text(one)
+        gain = frontier.gain_text(one, points)
         shown = f"**{gain}**" if not word else gain + word
         said = " | " if situation == before else f"{situation} | {ADVICE[situation]}"
         lines.append(f"| {said} | {where}; n = {one.n} | {shown} | {one.against} |")
         before = situation
-    known = {situation for situation, _, _ in rows().values()}
+    known = {row.situation for row in rows().values()}
     lines += [f"| {situation} | {ADVICE[situation]} | {NOT_YET} | | |" for situation in order if situation not in known]
     note = (
-        "Test accuracy, with 95 % confidence intervals; bold ones exclude zero. The radius of each row was chosen on "
-        "held-out data or on other seeds. [The map](frontier.md) has more methods and regimes."
+        "Test accuracy, with 95 % confidence intervals; bold ones exclude zero. Radii were chosen on held-out data or "
+        "on other seeds; the default, ρ = 0.05, was not. [The map](frontier.md) has more methods and regimes."
     )
     return "\n".join([*lines, "", note, "", without_a_radius()])
 
@@ -168,6 +179,6 @@ def without_a_radius() -> str:
     for table in frontier.tables():
         row = frontier.gapsam(table)
         if row is not None and row.gain is not None and row.gain.mean.low is not None:
-            shown = frontier.points_text(row.gain)
+            shown = frontier.gain_text(row.gain, frontier.in_points(table))
             said.append(f"{shown if row.gain.verdict.startswith('no') else f'**{shown}**'} on {table.regime.title}")
-    return f"[GapSAM](radius.md), without a radius to tune, in points above the best baseline: {'; '.join(said)}."
+    return f"[GapSAM](radius.md), without a radius to tune, minus the best baseline, in points: {'; '.join(said)}."

@@ -103,3 +103,16 @@ def test_each_regime_has_its_chart():
     table = page.table_of("digits-60")
     drawn = page._drawn(table)
     assert drawn.startswith("<figure") and "GapSAM" in drawn and "stopped early" in drawn
+
+
+def test_a_difference_in_perplexity_is_not_shown_as_points():
+    """The language model's regime is judged by perplexity, where lower is better."""
+    table = page.table_of("language")
+    for row in (table.row("sam-default"), table.row("gapsam")):
+        bare = page._gain(table, row).strip("*")
+        assert bare.startswith(f"+{row.gain.mean.value:.2f} [") and "in perplexity, lower is better" in bare
+        assert f"{row.label} ({bare})" in page.sentences() and f"**{bare}**" in page.overview()
+        assert row.gain.verdict == "worse"
+    regimes = making("regimes")
+    assert not regimes.rows()["language"].points and regimes.rows()["cifar-40"].points
+    assert "in perplexity, lower is better" in regimes.without_a_radius()

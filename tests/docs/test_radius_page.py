@@ -9,7 +9,7 @@ from statistics import mean, stdev
 import pytest
 
 import steppe
-from helpers.pages import DOCS, making
+from helpers.pages import DOCS, ROOT, making
 
 page = making("radius_page")
 TEXT = " ".join((DOCS / "radius.md").read_text("utf-8").split())
@@ -180,6 +180,45 @@ def test_the_page_says_what_going_back_gains():
         said.append(f"{_with_error([sign * (value - others[seed]) for seed, value in mine.items()])} {words}")
     text = " ".join(TEXT.split())
     assert all(one in text for one in said) and f"(n = {len(mine)} of these seeds" in text
+
+
+def test_the_page_says_what_the_language_model_says():
+    table = making("frontier").table_of("language")
+    row = {
+        cell: table.row(cell).group.mean("test_perplexity") for cell in ("gapsam", "base-1", "base-2", "sam-default")
+    }
+    shown = {cell: f"{one.value:.3f} ± {one.error:.3f}" for cell, one in row.items()}
+    said = f"{shown['gapsam']}, AdamW {shown['base-1']}, and {row['base-2'].value:.3f} when trained twice as long"
+    assert said in TEXT and f"SAM with ρ = 0.05 has {shown['sam-default']}" in TEXT
+    assert {one.n for one in row.values()} == {3}
+    lines = map(json.loads, (ROOT / "results" / "extra-frontier.jsonl").read_text("utf-8").splitlines())
+    chosen = {
+        line["method"]["settings"]["rho"]: line["final"]["test_perplexity"]
+        for line in lines
+        if line["cell"].startswith("language/choose/")
+    }
+    assert list(chosen) == sorted(chosen, key=chosen.__getitem__) and min(chosen) == 0.02 and len(chosen) == 7
+    assert max(run["metrics"]["rho"][-1] for run in table.row("gapsam").group.records) < 0.08
+
+
+def test_the_page_says_what_in_turns_costs_on_all_of_cifar_10():
+    """Trainings that were cut off count as far as they came: at the same epoch, paired by seed with the map's."""
+    curves = list(map(json.loads, (page.RECORDS / "turns-cifar.jsonl").read_text("utf-8").splitlines()))
+    found = {}
+    for regime in ("cifar-40", "cifar-clean"):
+        runs = making("frontier").table_of(regime).row("gapsam").group.records
+        kept = {run["seed"]: {one["epoch"]: one["test_accuracy"] for one in run["epochs"]} for run in runs}
+        for epoch in (10, 20):
+            found[regime, epoch] = [
+                100 * kept[one["seeds"][0]][epoch] - one["accuracy"][str(epoch)][0]
+                for one in curves
+                if one["regime"] == regime and str(epoch) in one["accuracy"]
+            ]
+    wrong, clean, end = found["cifar-40", 10], found["cifar-clean", 10], found["cifar-40", 20]
+    assert (len(wrong), len(clean), len(end)) == (10, 8, 2)
+    assert f"after ten epochs {_with_error(wrong)} points below GapSAM with the same examples held out always" in TEXT
+    assert f"(n = 10), and {_with_error(clean)} with clean ones (n = 8)" in TEXT
+    assert f"Two trainings with wrong labels ran to the end: {_with_error(end)} points below" in TEXT
 
 
 def _with_error(values):
