@@ -85,13 +85,63 @@ def test_a_loop_with_held_out_examples_is_the_loop_by_hand():
 
 
 def test_examples_are_held_out_in_turns():
-    splits = {epoch: [numbers(part) for part in steppe.hold_out(DATA, 2, 3, epoch)] for epoch in range(1, 17)}
-    assert all(sorted(train + held) == list(range(10)) and len(held) == 2 for train, held in splits.values())
-    held = {epoch: split[1] for epoch, split in splits.items()}
-    assert held[1] == numbers(steppe.hold_out(DATA, 2, 3)[1])
-    for begin in (2, 4, 8):
-        assert all(held[epoch] == held[begin] for epoch in range(begin, 2 * begin))
-    turns = [i for turn in range(5) for i in held[2**turn]]
+    train, held = steppe.hold_out(DATA, 2, 3, in_turns=True)
+    splits = []
+    for epoch in range(16):
+        train.set_epoch(epoch)
+        assert len(train) == 8 and len(held) == 2 and sorted([*train, *held]) == list(range(10))
+        splits.append(numbers(held))
+    assert splits[0] == numbers(steppe.hold_out(DATA, 2, 3)[1])
+    for first, last in ((1, 2), (3, 6), (7, 14)):
+        assert all(split == splits[first] for split in splits[first : last + 1])
+    turns = [i for first in (0, 1, 3, 7, 15) for i in splits[first]]
     assert sorted(turns) == list(range(10)), "nobody's turn comes again before all others had theirs"
-    with pytest.raises(ValueError, match="epochs count from 1, not from 0"):
-        steppe.hold_out(DATA, 2, epoch=0)
+    with pytest.raises(ValueError, match="epochs count from 0, not from -1"):
+        train.set_epoch(-1)
+
+
+def test_examples_that_are_always_held_out_are_so_in_every_epoch():
+    train, held = steppe.hold_out(DATA, 2, 3)
+    before = numbers(held)
+    held.set_epoch(5)
+    assert numbers(held) == before and train.turn == 0
+
+
+def test_both_parts_follow_each_other_and_what_was_loaded_before_is_dropped():
+    train, held = steppe.hold_out(DATA, 2, 3, in_turns=True)
+    seconds = steppe.with_auxiliary(iter(range(100)), DataLoader(held))
+    train.set_epoch(1)
+    first = {int(next(seconds)[1]) for _ in range(4)}
+    assert first == set(held.indices)
+    next(seconds)  # the loader is within a pass now
+    held.set_epoch(3)
+    assert first.isdisjoint(held.indices) and {int(next(seconds)[1]) for _ in range(4)} == set(held.indices)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_workers_of_a_loader_see_the_turn(persistent):
+    train, held = steppe.hold_out(DATA, 2, 3, in_turns=True)
+    loader = DataLoader(train, 4, num_workers=1, persistent_workers=persistent)
+    for epoch in range(4):
+        train.set_epoch(epoch)
+        assert sorted([*torch.cat([*loader]).tolist(), *held]) == list(range(10))
+
+
+def test_a_part_loads_a_batch_at_once_if_the_data_can():
+    class Batched(Dataset[int]):
+        asked: Any = None
+
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> int:
+            raise AssertionError("one by one")
+
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            self.asked = indices
+            return indices
+
+    data = Batched()
+    train, _ = steppe.hold_out(data, 2)
+    (batch,) = DataLoader(train, 8)
+    assert batch.tolist() == data.asked == train.indices

@@ -143,6 +143,23 @@ def test_missing_batches_and_losses_are_asked_for():
         next(loop)
 
 
+@pytest.mark.parametrize(("method", "batch"), [(steppe.GAM(T=1), "auxiliary"), (steppe.SSAM(), "sample")])
+def test_a_loop_that_ignores_which_batch_a_look_is_on_is_refused(method, batch):
+    """It would take the main batch for it: no gap, no single example, and no error."""
+    model, opt = make(method)
+    before, data = everything(model), problems.steps(1)[0]
+
+    def loop() -> None:
+        for look in opt.passes():
+            value = problems.loss(model, data.main)
+            value.backward()
+            look.report(value)
+
+    with pytest.raises(RuntimeError, match=rf"a batch called '{batch}': in a loop over passes\(\), use that one where"):
+        loop()
+    assert same(everything(model), before)
+
+
 def test_a_method_that_sets_the_learning_rate_refuses_a_scheduler():
     model, opt = make(steppe.SASAM(), base=lambda m: torch.optim.SGD(m.parameters(), lr=0.05))
     schedulers.ExponentialLR(opt, 0.9)

@@ -7,11 +7,12 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
 B = TypeVar("B")
-T = TypeVar("T")
+T = TypeVar("T", covariant=True)
 _KINDS = ("fresh", "fixed", "previous")
+FEW = 10_000  # with fewer examples, those that are held out should take turns: they matter, and tell little
 
 
 def with_auxiliary(
@@ -60,24 +61,99 @@ def with_auxiliary(
         yield from zip(*_two_passes(batches), strict=False)
 
 
-def hold_out(data: Dataset[T], how_many: float, seed: int = 0, epoch: int | None = None) -> tuple[Subset[T], Subset[T]]:
-    """Split a data set into two subsets: one to train on, and one that is held out of training.
+class Part(Dataset[T]):
+    """A part of a data set: the examples that are trained on, or those that are held out (see `hold_out`)."""
+
+    def __init__(self, split: _Split, held_out: bool):
+        self._split, self._held_out = split, held_out
+
+    @property
+    def indices(self) -> list[int]:
+        """Which examples of the whole data set are in this part now."""
+        return self._split.rows(self._held_out)
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether other examples are held out in later epochs."""
+        return self._split.in_turns
+
+    @property
+    def turn(self) -> int:
+        """How often the held-out examples have been exchanged."""
+        return self._split.turn
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch begins, counted from 0 as in `DistributedSampler.set_epoch`. The other part follows.
+
+        It has an effect only if examples are held out in turns. Data loaders with persistent workers follow too.
+        """
+        self._split.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return self._split.size(self._held_out)
+
+    def __getitem__(self, index: Any) -> T:
+        return self._split.data[self.indices[index]]
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        """Several examples at once, as a `DataLoader` asks for them."""
+        rows = [self.indices[i] for i in indices]
+        several = getattr(self._split.data, "__getitems__", None)
+        return several(rows) if callable(several) else [self._split.data[row] for row in rows]
+
+
+class _Split:
+    """Which examples are held out. Both parts share it."""
+
+    def __init__(self, data: Any, count: int, seed: int, in_turns: bool):
+        self.data, self.count, self.in_turns = data, count, in_turns
+        self._order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
+        self._epoch = torch.ones((), dtype=torch.int64).share_memory_()  # counts from 1; the workers of a loader see it
+        self._rows_of: tuple[int, list[list[int]]] = -1, []  # a turn, and the rows of both parts in it
+
+    @property
+    def turn(self) -> int:
+        return turn_of(int(self._epoch))
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch < 0:
+            raise ValueError(f"epochs count from 0, not from {epoch}")
+        if self.in_turns:
+            self._epoch.fill_(epoch + 1)
+
+    def size(self, held_out: bool) -> int:
+        return self.count if held_out else len(self._order) - self.count
+
+    def rows(self, held_out: bool) -> list[int]:
+        if self._rows_of[0] != self.turn:
+            held, rest = held_and_rest(self._order, self.count, int(self._epoch))
+            self._rows_of = self.turn, [rest.tolist(), held.tolist()]
+        return self._rows_of[1][held_out]
+
+
+def hold_out(data: Dataset[T], how_many: float, seed: int = 0, in_turns: bool = False) -> tuple[Part[T], Part[T]]:
+    """Split a data set into two: the examples to train on, and those that are held out of training.
 
     `how_many` is the number of examples to hold out, or their share if it is below 1. They are drawn with the seed.
-    With `epoch`, which counts from 1, examples are held out **in turns**: others from epochs 1, 2, 4, 8 … on. So all
-    are trained on, and each is unseen for long enough to tell how unseen examples fare.
 
     >>> train, held = hold_out(list(range(10)), 0.2)
     >>> len(train), len(held), sorted([*train, *held])
     (8, 2, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
-    >>> [list(hold_out(list(range(10)), 0.2, epoch=epoch)[1]) for epoch in (1, 2, 3, 4)]
-    [[1, 4], [5, 7], [5, 7], [3, 9]]
+
+    With `in_turns`, others are held out from the 1st, 2nd, 4th, 8th … epoch on. So all are trained on, and each is
+    unseen for long enough to tell how unseen examples fare. Call `set_epoch` of either part before each epoch:
+
+    >>> train, held = hold_out(list(range(10)), 0.2, in_turns=True)
+    >>> for epoch in range(4):
+    ...     train.set_epoch(epoch)
+    ...     print(held.indices)
+    [1, 4]
+    [5, 7]
+    [5, 7]
+    [3, 9]
     """
-    total = _length(data)
-    count = how_many_of(how_many, total)
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-    held, rest = (part.tolist() for part in held_and_rest(order, count, 1 if epoch is None else epoch))
-    return Subset(data, rest), Subset(data, held)
+    split = _Split(data, how_many_of(how_many, _length(data)), seed, in_turns)
+    return Part(split, held_out=False), Part(split, held_out=True)
 
 
 def turn_of(epoch: int) -> int:
@@ -107,7 +183,10 @@ def how_many_of(how_many: float, total: int) -> int:
 
 
 def held_out_batches(second: Any) -> Iterator[Any]:
-    """An endless iterator of held-out batches: always the same batch, or those of a loader, pass after pass."""
+    """An endless iterator of held-out batches: always the same batch, or those of a loader, pass after pass.
+
+    If other examples are held out from now on (`Part.set_epoch`), what the loader has loaded before is dropped.
+    """
     if isinstance(second, (int, float)):
         raise ValueError(
             f"{second!r} is not a batch or a loader: hold examples out with train, held = "
@@ -116,13 +195,22 @@ def held_out_batches(second: Any) -> Iterator[Any]:
     if is_batch(second):
         while True:
             yield second
+    part = part_of(second)
     while True:
-        empty = True
+        empty, turn = True, part and part.turn
         for batch in second:
             empty = False
+            if part and part.turn != turn:
+                break
             yield batch
         if empty:
             raise ValueError("the held-out loader has no batch, or is an iterator that has ended: give a loader")
+
+
+def part_of(second: Any) -> Part[Any] | None:
+    """The part of a data set that a loader reads, if it is one that `hold_out` made, in turns."""
+    part = getattr(second, "dataset", None)
+    return part if isinstance(part, Part) and part.in_turns else None
 
 
 def is_batch(second: Any) -> bool:

@@ -70,6 +70,31 @@ def test_training_is_the_plain_loop(name: str):
         assert abs(mine - its).max() < 1e-12
 
 
+def test_a_held_out_batch_is_the_second_one():
+    """A loop that ignores which batch a look is on would take the batch that is trained on."""
+    method = steppe.GapSAM(period=1, least=0.05)
+    x, y = data()
+    held_out = (x[:SIZE].numpy(), y[:SIZE].numpy())
+    ends = []
+    for auxiliary in (held_out, [held_out]):
+        model = network(
+            type("Net", (SharpnessAwareMixin, keras.Sequential), {"method": method, "auxiliary": auxiliary})
+        )
+        fit(model)
+        ends.append(model.get_weights())
+    expected = network()
+    base = torch.optim.SGD([weight.value for weight in expected.trainable_weights], lr=0.1, momentum=0.9)
+    optimizer = steppe.SharpnessAware(base, method, model=expected)
+    windows = [[batch] for batch in zip(x.double().split(SIZE), y.split(SIZE), strict=True)]
+    loss = lambda batch: F.cross_entropy(expected(batch[0], training=True), batch[1])  # noqa: E731
+    plain_loop(optimizer, windows, loss, held_out=(x[:SIZE].double(), y[:SIZE]))
+    for end in ends:
+        for mine, its in zip(end, expected.get_weights(), strict=True):
+            assert abs(mine - its).max() < 1e-12
+
+
 def test_what_cannot_be_right_is_refused():
+    with pytest.raises(RuntimeError, match="GapSAM looks at a second batch: set auxiliary in the class"):
+        fit(network(sharp(steppe.GapSAM())))
     with pytest.raises(RuntimeError, match="of the Keras optimizer are not supported"):
         fit(network(sharp(METHODS["SAM"]), gradient_accumulation_steps=2))

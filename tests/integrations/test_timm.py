@@ -166,6 +166,37 @@ def test_training_is_the_plain_loop(name: str, accumulate: int, precision: str):
     assert_same(model, expected)
 
 
+@pytest.mark.parametrize("passed", ["tensors", "a mapping"])
+def test_a_held_out_batch_is_the_second_one(passed: str):
+    method = steppe.GapSAM(period=1, least=0.05)
+    model, expected, batches = network(), network(), data()
+    held_out: Any = batches[0]
+    optimizer = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.05), method, model=model)
+    if passed == "a mapping":
+        held_out = {"x": held_out[0], "y": held_out[1]}
+    scaler = SharpnessAwareScaler(model, "cpu", enabled=False, auxiliary=held_out)
+    torch.manual_seed(1)
+    model.train()
+    for x, y in batches[1:]:
+        if passed == "a mapping":
+            loss_of = lambda b: F.cross_entropy(model(b["x"]), b["y"])  # noqa: E731
+            loss = scaler.forward(optimizer, loss_of, {"x": x, "y": y})
+        else:
+            loss = scaler.forward(optimizer, lambda x, y: F.cross_entropy(model(x), y), x, y)
+        scaler(loss, optimizer)
+        optimizer.zero_grad()
+    by_hand = steppe.SharpnessAware(torch.optim.SGD(expected.parameters(), lr=0.05), method, model=expected)
+    torch.manual_seed(1)
+    expected.train()
+    windows = windows_of(batches[1:], 1)
+    plain_loop(by_hand, windows, lambda b: F.cross_entropy(expected(b[0]), b[1]), held_out=batches[0])
+    assert_same(model, expected)
+
+    loss = scaler.forward(optimizer, lambda: F.cross_entropy(model(batches[0][0]), batches[0][1]))
+    with pytest.raises(RuntimeError, match="pass the batch, as in forward"):
+        scaler(loss, optimizer)
+
+
 def test_what_cannot_be_right_says_so():
     model = network()
     scaler = SharpnessAwareScaler(model, "cpu", enabled=False)

@@ -24,19 +24,33 @@ from .side_by_side import LookBranches
 Products = Literal["forward", "central", "exact"]  # how Hessian-vector products are computed
 
 
-@dataclass
 class Pass:
     """One iteration of `SharpnessAware.passes`: the index of the look, and the batch that the method wants it on."""
 
-    index: int
-    batch: str = "main"
-    sample: int | None = None  # with batch "sample": the index of the example
-    loss: Tensor | None = None
-    product: HVP | None = None  # the exact Hessian-vector product that is wanted instead of a gradient
+    def __init__(self, index: int, batch: str = "main", sample: int | None = None, product: HVP | None = None):
+        self.index = index
+        self.sample = sample  # with batch "sample": the index of the example
+        self.product = product  # the exact Hessian-vector product that is wanted instead of a gradient
+        self.loss: Tensor | None = None
+        self._batch, self._batch_was_read = batch, False
+
+    @property
+    def batch(self) -> str:
+        """Which batch the look is on: "main", "auxiliary" or "sample"."""
+        self._batch_was_read = True
+        return self._batch
 
     def report(self, loss: Tensor) -> None:
         """Pass the (unscaled) loss of this look to the method. The losses of several calls are summed."""
         self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
+
+    def require_its_batch(self, method: str) -> None:
+        """Raise if the look is on another batch than the main one, and the loop cannot have known that."""
+        if self._batch != "main" and not self._batch_was_read:
+            raise RuntimeError(
+                f"{method} looks at a batch called {self._batch!r}: in a loop over passes(), use that one where "
+                f"look.batch is {self._batch!r}"
+            )
 
 
 class Abandoned(Exception):
@@ -152,6 +166,7 @@ class LookRunner:
         """Let the caller run forward and backward; return the answer for the method."""
         with self._look_context(report):
             yield report
+        report.require_its_batch(self.method.name)
         self._looks_done += 1
         return self._answer(report)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import types
 from collections.abc import Callable, Generator
 from typing import Any
@@ -84,6 +85,17 @@ class SharpnessAwareCallback(Callback):
                 return own(*arguments)
 
         strategy.training_step = training_step
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tell the method how long training is."""
+        epoch_steps = trainer.num_training_batches / trainer.accumulate_grad_batches
+        epoch_steps = epoch_steps if math.isinf(epoch_steps) else math.ceil(epoch_steps)
+        method = self.method or self.optimizer.method
+        self._replay.begin_training(self.optimizer, method, trainer.estimated_stepping_batches, epoch_steps)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let other examples be held out, if they take turns."""
+        self._replay.begin_epoch(trainer.current_epoch)
 
     def _step(self, step: Callable[[], Any], closure: Callable[[], Any] | None = None) -> Any:
         """Call Lightning's closure (forward and backward, with hooks that run the other looks), then take the step."""

@@ -7,6 +7,7 @@ looks run all micro-batches again. Outputs, logs, hooks and losses are those of 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Generator
 from typing import Any, Literal
 
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from ..auxiliary import held_out_batches
+from ..auxiliary import held_out_batches, part_of
 from ..engine import replicas
 from ..engine.isolation import Snapshot
 from ..engine.looks import Pass
+from ..method import Method
+from ..methods.late import for_steps
 from ..optimizer import SharpnessAware
 
 # Runs forward and backward of one micro-batch again; the argument says whether it is the last one of the step. Returns
@@ -35,7 +38,7 @@ class Replay:
         auxiliary: the second batch, for methods that look at two: that of the previous step ("previous") or that of
             the first step ("fixed"). The first step uses its own batch; so does the first step after resuming, because
             checkpoints hold no batches. Or a batch or a loader that is held out of training: as many of its batches
-            are used as the step has micro-batches (`steppe.hold_out` splits a data set).
+            are used as the step has micro-batches (`steppe.hold_out` splits a data set, also in turns).
     """
 
     def __init__(self, auxiliary: Auxiliary = "previous"):
@@ -45,6 +48,7 @@ class Replay:
                 f'auxiliary must be "previous" or "fixed", or a held-out batch or loader, not {auxiliary!r}'
             )
         self._choose = "held-out" if held_out else auxiliary
+        self._in_turns = part_of(auxiliary)  # the held-out part of a data set, if it changes with the epoch
         self._held_out = held_out_batches(auxiliary) if held_out else None
         self._make_pass: MakePass | None = None
         self._looks: Generator[Pass, None, None] | None = None
@@ -53,6 +57,19 @@ class Replay:
         self._current: tuple[Repeat, Snapshot] | None = None  # the current micro-batch, and the random state before it
         self._main: list[tuple[Repeat, Snapshot]] = []  # micro-batches with a loss; others are not run again
         self._second: list[Repeat] = []  # the second batch of the next step
+
+    def begin_training(self, optimizer: SharpnessAware, method: Method, steps: float, epoch_steps: float) -> None:
+        """Give the optimizer its method, which may have to know how long training is.
+
+        Both numbers may be infinite: unknown.
+        """
+        turns = self._in_turns is not None and epoch_steps < math.inf
+        optimizer.method = for_steps(method, steps, int(epoch_steps) if turns else 0)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Say which epoch begins, counted from 0: other examples may be held out in it."""
+        if self._in_turns is not None:
+            self._in_turns.set_epoch(epoch)
 
     @property
     def open(self) -> bool:
@@ -87,6 +104,11 @@ class Replay:
                 raise RuntimeError(
                     f"{optimizer.method.name} needs examples that are not trained on: train, held = steppe.hold_out("
                     "data, 500), and pass a batch or a loader of `held` as auxiliary"
+                )
+            if self._in_turns is not None and for_steps(optimizer.method, math.inf, 1) != optimizer.method:
+                raise RuntimeError(
+                    "examples are held out in turns: say how many optimizer steps an epoch has, with "
+                    f"{optimizer.method.name}(epoch_steps=...)"
                 )
             optimizer.zero_grad()
             weights = [p for group in optimizer.param_groups for p in group["params"]]

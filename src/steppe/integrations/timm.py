@@ -5,7 +5,7 @@ optimizer = timm.optim.create_optimizer_v2(model, "sam-sgd", lr=0.1)
 loss_scaler = SharpnessAwareScaler(model, device="cuda")    # instead of NativeScaler
 
 for input, target in loader:
-    loss = loss_scaler.forward(optimizer, lambda input=input, target=target: loss_fn(model(input), target))
+    loss = loss_scaler.forward(optimizer, lambda input, target: loss_fn(model(input), target), input, target)
     loss_scaler(loss, optimizer, clip_grad=1.0, parameters=model.parameters())
     optimizer.zero_grad()
 """
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from timm.optim._optim_factory import default_registry
 from timm.utils import NativeScaler
 from timm.utils.clip_grad import dispatch_clip_grad
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ..engine import replicas
 from ..method import Method
@@ -84,24 +86,36 @@ class SharpnessAwareScaler(NativeScaler):
     ):
         super().__init__(device)
         self._scaler = torch.amp.GradScaler(device, enabled=enabled)
-        self._model, self._local = model, local
+        self._model, self._local, self._device = model, local, device
         self._replay = Replay(auxiliary)
 
-    def forward(self, optimizer: Any, compute: Callable[[], Tensor]) -> Tensor:
-        """The loss of a batch, ``compute()``. Bind the batch: it is called again when the loop has moved on."""
+    def forward(self, optimizer: Any, compute: Callable[..., Tensor], *batch: Any) -> Tensor:
+        """The loss of a batch, ``compute(*batch)``. It is called again when the loop has moved on.
+
+        So pass the batch, or bind it. A held-out `auxiliary` batch can only be used if it is passed.
+        """
         if not isinstance(optimizer, SharpnessAware):
             raise TypeError(f"SharpnessAwareScaler needs a SharpnessAware optimizer, not {type(optimizer).__name__}")
         attach(optimizer, self._model, self._local)
 
-        def repeat(last: bool) -> Tensor:
+        def repeat(last: bool, batch: Sequence[Any] = batch) -> Tensor:
             with contextlib.nullcontext() if last else replicas.no_sync(self._model):
-                loss = compute()
+                loss = compute(*batch)
                 self._scaler.scale(loss).backward()
             return loss.detach()
 
-        self._replay.begin(optimizer, repeat, self._scaler)
+        def make_pass(held_out: Any) -> Callable[[bool], Tensor]:
+            if not batch:
+                raise RuntimeError(
+                    "a held-out batch cannot take the place of a batch that is bound: pass the batch, as in "
+                    "forward(optimizer, loss_of, input, target)"
+                )
+            held_out = tree_map_only(Tensor, lambda t: t.to(self._device), held_out)
+            return functools.partial(repeat, batch=(held_out,) if len(batch) == 1 else held_out)
+
+        self._replay.begin(optimizer, repeat, self._scaler, make_pass)
         with self._replay.undone_by_interrupt(), unsynchronised(optimizer):
-            return compute()
+            return compute(*batch)
 
     def __call__(
         self,

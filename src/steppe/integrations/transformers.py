@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from functools import partial
 from typing import Any
 
+import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
+from ..auxiliary import FEW, hold_out
 from ..engine.isolation import Snapshot
 from ..method import Method
 from ..optimizer import SharpnessAware
@@ -57,6 +61,21 @@ def _bookkeeping(trainer: Any) -> Bookkeeping:
     return Bookkeeping(trainer, trainer.state, leave_out=("train_dataset", "eval_dataset"))
 
 
+class _Epochs(transformers.TrainerCallback):
+    """Tells a mixin's trainer how long training is, and which epoch begins."""
+
+    def __init__(self, trainer: SharpnessAwareMixin):
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the first epoch of a training run."""
+        self.trainer.begin_training(kwargs["optimizer"], kwargs["train_dataloader"])
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the batches of an epoch are loaded. A resumed run may begin within one."""
+        self.trainer.begin_epoch(int(state.epoch or 0))
+
+
 class SharpnessAwareMixin:
     """Makes any kind of Trainer sharpness-aware: ``class MyTrainer(SharpnessAwareMixin, Seq2SeqTrainer): ...``.
 
@@ -69,7 +88,9 @@ class SharpnessAwareMixin:
     Args:
         method: for example ``SAM(rho=0.05)``. It wraps the Trainer's optimizer, or the one given as ``optimizers=``.
             Leave it out if that optimizer is a `SharpnessAware` already.
-        auxiliary: for methods that look at a second batch; see `steppe.integrations.micro_batches.Replay`.
+        auxiliary: for methods that look at a second batch; see `steppe.integrations.micro_batches.Replay`. A number,
+            or a share below 1: so many examples of `train_dataset` are held out of training, from less than ten
+            thousand in turns (see `steppe.hold_out`).
         local: each process perturbs by its own batch alone; see `SharpnessAware`.
     """
 
@@ -82,10 +103,42 @@ class SharpnessAwareMixin:
         **kwargs: Any,
     ):
         self.method, self.local = method, local
-        self._replay = Replay(auxiliary)
+        splits = isinstance(auxiliary, (int, float))
+        self._replay = Replay("previous" if splits else auxiliary)
         self._made: SharpnessAware | None = None  # the optimizer that an earlier train() has made
         self._running: _MicroBatch | None = None  # the micro-batch whose pass is under way
         super().__init__(*args, **kwargs)
+        if splits:
+            self._replay = Replay(self._held_out_loader(auxiliary))
+        trainer: Any = self
+        trainer.add_callback(_Epochs(self))
+
+    def _held_out_loader(self, how_many: float) -> DataLoader[Any]:
+        """Split `train_dataset`; return a loader of what is held out."""
+        trainer: Any = self
+        args, data = trainer.args, trainer.train_dataset
+        seed = args.seed if args.data_seed is None else args.data_seed
+        few = hasattr(data, "__len__") and len(data) < FEW
+        trainer.train_dataset, held = hold_out(data, how_many, seed, in_turns=few)
+        size = min(args.train_batch_size, len(held))
+        collate = trainer._get_collator_with_removed_columns(trainer.data_collator, description="held-out")
+        order = torch.Generator().manual_seed(seed)
+        return DataLoader(held, size, shuffle=True, generator=order, drop_last=True, collate_fn=collate)
+
+    def begin_training(self, optimizer: Any, loader: Any) -> None:
+        """Tell the method how long training is."""
+        trainer: Any = self
+        epoch_steps = math.inf
+        if transformers.trainer_utils.has_length(loader):
+            epoch_steps = math.ceil(len(loader) / trainer.args.gradient_accumulation_steps)
+        optimizer = unwrapped(optimizer)
+        if isinstance(optimizer, SharpnessAware):
+            method = self.method or optimizer.method
+            self._replay.begin_training(optimizer, method, trainer.state.max_steps, epoch_steps)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Let other examples be held out, if they take turns."""
+        self._replay.begin_epoch(epoch)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Wrap the Trainer's optimizer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -16,15 +17,16 @@ from .some_steps import _OnSomeSteps
 class Late(_OnSomeSteps):
     """The plain gradient before step `start`, a method from then on (Zhou et al., ICLR 2025: SAM in the late phase).
 
-    `start` is a whole number of steps. In the lab, which knows the number of steps of a training, it may also be a
-    share of training, 0 < start < 1 (see `for_steps`). The method counts only its own steps, from `start` on. The cost
-    is that of the steps from `start` on, or, if `start` is a share, the mean over all steps.
+    `start` is a whole number of steps. Where the length of training is known (in the lab, in Lightning, in the Trainer
+    of transformers) it may also be a share of it, 0 < start < 1; elsewhere `for_steps` converts a share. The method
+    counts only its own steps, from `start` on. The cost is that of the steps from `start` on; of all steps on average
+    if `start` is a share.
 
     Limits: start = 0 gives the method itself.
 
     Args:
         method (method): The method that runs from `start` on.
-        start (steps, ≥ 0; or share, 0 to 1): When the method starts; a share of training in the lab only.
+        start (steps, ≥ 0; or share, 0 to 1): When the method starts; a share where the length of training is known.
     """
 
     method: Method
@@ -65,8 +67,10 @@ class Late(_OnSomeSteps):
         return [(cls(SAM(), start=0), SAM()), (cls(FSAM(), start=0), FSAM())]
 
 
-def for_steps(method: Method, steps: int, epoch_steps: int = 0) -> Method:
+def for_steps(method: Method, steps: float, epoch_steps: int = 0) -> Method:
     """The method for a training of `steps` steps: in each `Late`, a share of training becomes a number of steps.
+
+    If `steps` is infinite, a share stays a share, and the first step raises.
 
     With `epoch_steps`, a method with that setting, unless it is set, is also given the number of steps in an epoch.
 
@@ -80,6 +84,6 @@ def for_steps(method: Method, steps: int, epoch_steps: int = 0) -> Method:
             values[f.name] = for_steps(value, steps, epoch_steps)
         elif f.name == "epoch_steps":
             values[f.name] = value or epoch_steps
-    if isinstance(method, Late) and isinstance(method.start, float):
+    if isinstance(method, Late) and isinstance(method.start, float) and steps < math.inf:
         values["start"] = round(method.start * steps)
     return replace(method, **values) if values else method

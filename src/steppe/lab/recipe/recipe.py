@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ...auxiliary import how_many_of
+from ...auxiliary import FEW, how_many_of
 from ...averaging import parse as parse_average
 from ...method import Method
 from ...support.errors import UserError, unknown
@@ -26,7 +26,6 @@ from .method_text import bracketed_value, canonical, make_method, pieces_of
 
 TASKS = ("classification", "regression", "multi-label", "language")
 PRECISIONS = ("float32", "tf32", "bf16", "fp16", "fp16-fixed", "float64")
-FEW = 10_000  # with fewer examples, a second batch that is not trained on is held out in turns
 HOLDING_OUT = ("held-out", "in-turns")  # the second batch is from data that is not trained on, always or for a while
 AUXILIARIES = ("fresh", "fixed", "previous", *HOLDING_OUT)
 _NUMBERS = (
