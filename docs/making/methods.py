@@ -20,6 +20,7 @@ NEEDS = {
     "held-out": "an auxiliary batch of examples that are not trained on",
     "loss": "the loss of every look (with `passes()`: `look.report(loss)`)",
     "lr": "control of the learning rate (use no scheduler)",
+    "outputs": "a `model` that returns predictions, not the loss",
     "sample": "the gradients of single examples (`step(closure, sample=...)`)",
 }
 

@@ -54,11 +54,15 @@ class Look:
 
     Without an offset the look is at w itself. The batch "main" is that of the step, "auxiliary" is a second batch, and
     "sample" is the single example with the index `sample`.
+
+    With `linear`, the loss is linearised in the model's outputs: its gradient with respect to them is that of the
+    step's first look, and only the Jacobian of the outputs is taken at w + offset.
     """
 
     offset: Vector | None = None
     batch: str = "main"
     sample: int | None = None
+    linear: bool = False
 
 
 HERE = Look()  # at w itself
@@ -147,7 +151,7 @@ class Method:
     copies: ClassVar[Any] = 1
     nonnegative: ClassVar[tuple[str, ...]] = ("rho",)
     radius: ClassVar[str] = ""  # the field that a parameter group's "rho" overrides
-    needs: ClassVar[Any] = frozenset[str]()  # of "loss", "auxiliary", "held-out", "sample", "hvp", "lr"
+    needs: ClassVar[Any] = frozenset[str]()  # of "loss", "auxiliary", "held-out", "sample", "hvp", "lr", "outputs"
     # Whether several models can be trained at once (`SharpnessAware(members=...)`). True only if every number that the
     # method computes from vectors may be a tensor with one entry per member:
     stackable: ClassVar[Any] = False

@@ -31,6 +31,8 @@ def drive(
     asks = by_difference(one_by_one(method.at(ctx.step, ctx.lr).looks(ctx)), weights.norm(), lambda: precision)
     look = next(asks)
     while True:
+        if look.linear:
+            raise TypeError("drive knows no model, whose outputs a linear look needs: use SharpnessAware")
         at = w if look.offset is None else w + look.offset.tensors[0]
         ctx.losses.append(None if loss is None else loss(at))
         try:

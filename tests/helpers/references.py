@@ -30,13 +30,16 @@ class Problem:
     lr: float
     draw: Callable[[str], Tensor]  # random vectors, the same the library draws: "normal", "sphere", "uniform"
 
-    def loss(self, w: Tensor, batch: str = "main", sample: int | None = None) -> Tensor:
-        x, y = self.data.of(batch, sample)
+    def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         params, start = {}, 0
         for name, p in self.model.named_parameters():
             params[name] = w[start : start + p.numel()].view(p.shape)
             start += p.numel()
-        return F.cross_entropy(functional_call(self.model, params, (x,)), y)
+        return functional_call(self.model, params, (x,))
+
+    def loss(self, w: Tensor, batch: str = "main", sample: int | None = None) -> Tensor:
+        x, y = self.data.of(batch, sample)
+        return F.cross_entropy(self.outputs(w, x), y)
 
     def g(self, w: Tensor, batch: str = "main", sample: int | None = None) -> Tensor:
         w = w.detach().requires_grad_()
@@ -60,6 +63,15 @@ def sam(p, w, m, state):
     g = p.g(w)
     e = m.rho * (n(g) if m.normalize else g)
     return p.g(w + e)
+
+
+def functionalsam(p, w, m, state):
+    x, y = p.data.of("main", None)
+    v = w.detach().requires_grad_()
+    f = p.outputs(v, x)
+    df = torch.autograd.grad(F.cross_entropy(f, y), f)[0]
+    v = (w + m.rho * n(p.g(w))).detach().requires_grad_()
+    return torch.autograd.grad((p.outputs(v, x) * df).sum(), v)[0]
 
 
 def asam(p, w, m, state):

@@ -28,11 +28,14 @@ class Stacked(nn.Module):
         self.names = list(params)
         self.stacked = nn.ParameterList([nn.Parameter(p.detach()) for p in params.values()])
 
-    def losses(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        def loss(params, x, y):
-            return F.cross_entropy(functional_call(self.skeleton[0], params, (x,)), y)
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        def outputs(params, x):
+            return functional_call(self.skeleton[0], params, (x,))
 
-        return vmap(loss)(dict(zip(self.names, self.stacked, strict=True)), inputs, targets)
+        return vmap(outputs)(dict(zip(self.names, self.stacked, strict=True)), inputs)
+
+    def losses(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return vmap(F.cross_entropy)(self(inputs), targets)
 
 
 def data_of(member: int, count: int) -> list[Data]:

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..method import Method
 from ..vector import same
 from .host_random import FIRST_STEPS, HostRandomState, access, may_draw, own_generators
+from .outputs import OutputGradients
 from .precision import Precision
 from .replicas import fully_sharded
 from .shards import local
@@ -127,6 +129,7 @@ class Isolation:
         self._versions = [p._version for p in self._others]
         self._changed: list[tuple[Tensor, Tensor]] = []  # those that the first look changed unexpectedly: (p, value)
         self.precision = Precision(model, self._modules, params)
+        self.outputs = OutputGradients(model, params)
         # While a CUDA graph records: one random state for each look. All start where that of the first look starts.
         self.look_states: list[torch.Generator] = []
 
@@ -149,6 +152,16 @@ class Isolation:
         self._host_before = HostRandomState() if self._may_draw or self._steps_to_watch >= 0 else None
         self._host_after = None
 
+    @contextlib.contextmanager
+    def noting(self, method: Method) -> Generator[None, None, None]:
+        """The context of the first look: note what later looks of the method need to know about it."""
+        with contextlib.ExitStack() as stack:
+            if "hvp" in method.needs:
+                stack.enter_context(self.precision.noting())
+            if "outputs" in method.needs:
+                stack.enter_context(self.outputs.kept(method.name))
+            yield
+
     def before_extra_look(self) -> None:
         """Restore the state before the first look."""
         if not self._first_look_saved:
@@ -170,6 +183,7 @@ class Isolation:
 
     def after_last_look(self) -> None:
         """Restore the state after the first look: what plain training would have left behind."""
+        self.outputs.forget()
         self._use_state_of_first_look()
         if self._first_look_saved and self._after is not None:
             self._after.restore()
@@ -180,6 +194,7 @@ class Isolation:
 
     def undo(self) -> None:
         """Restore the state before the step, after an exception."""
+        self.outputs.forget()
         self._use_state_of_first_look()
         self._before.restore()
         if self._host_before is not None:

@@ -27,8 +27,15 @@ Products = Literal["forward", "central", "exact"]  # how Hessian-vector products
 class Pass:
     """One iteration of `SharpnessAware.passes`: the index of the look, and the batch that the method wants it on."""
 
-    def __init__(self, index: int, batch: str = "main", sample: int | None = None, product: HVP | None = None):
-        self.index = index
+    def __init__(
+        self,
+        index: int,
+        batch: str = "main",
+        sample: int | None = None,
+        linear: bool = False,
+        product: HVP | None = None,
+    ):
+        self.index, self.linear = index, linear
         self.sample = sample  # with batch "sample": the index of the example
         self.product = product  # the exact Hessian-vector product that is wanted instead of a gradient
         self.loss: Tensor | None = None
@@ -105,7 +112,7 @@ class LookRunner:
         settings: LookSettings,
         scale: LossScale | None,
         home: Home,
-        precision_known: bool = False,
+        begun: bool = False,
     ):
         self.method, self.space, self.ctx, self.scale = method, space, ctx, scale
         self.home: Home | None = None  # holds a copy of the weights, once one is needed
@@ -114,7 +121,7 @@ class LookRunner:
         self._isolation, self._settings, self._unfilled_home = isolation, settings, home
         self._moved = False  # whether the weights are away from w now
         self._looked_at_copies = False  # whether a look was away from w on a copy of the weights (side by side)
-        self._precision_known = precision_known  # noted while a framework ran the first look
+        self._begun = begun  # a framework runs the first look, and `Step.begin` has entered its context
         self._looks_done = 0
         self._unsynchronised = False
         self._weights = space.live()
@@ -228,8 +235,10 @@ class LookRunner:
     def _look_context(self, report: Pass) -> contextlib.AbstractContextManager[Any]:
         """The context in which a look runs. For most looks it is empty."""
         stack = contextlib.ExitStack()
-        if report.index == 0 and "hvp" in self.method.needs and not self._precision_known:
-            stack.enter_context(self._isolation.precision.noting())
+        if report.index == 0 and not self._begun:
+            stack.enter_context(self._isolation.noting(self.method))
+        if report.linear:
+            stack.enter_context(self._isolation.outputs.replaced(self.method.name))
         if report.sample is not None:
             stack.enter_context(self._isolation.single_example())
         if self._unsynchronised:
@@ -268,7 +277,7 @@ class LookRunner:
                 self._unfilled_home.start(self._weights)
         if self.home is not None:
             self._isolation.drop_cached_weights()
-        return Pass(self._looks_done, look.batch, look.sample, product=product)
+        return Pass(self._looks_done, look.batch, look.sample, look.linear, product)
 
     def _is_first_move(self) -> bool:
         """Whether the weights have not moved yet. Then they are moved in place, which saves reading the copy."""

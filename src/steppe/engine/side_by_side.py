@@ -38,7 +38,9 @@ class LookBranches(Protocol):
 
 def possible(looks: Sequence[Look | HVP], model: nn.Module | None, params: Sequence[Tensor]) -> bool:
     """Whether these looks can run on copies of weights and buffers."""
-    if model is None or len(looks) < 2 or any(isinstance(look, HVP) or look.sample is not None for look in looks):
+    if model is None or len(looks) < 2:
+        return False
+    if any(isinstance(look, HVP) or look.sample is not None or look.linear for look in looks):
         return False
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         return False  # cuDNN needs their weights in one contiguous piece of memory

@@ -73,7 +73,7 @@ class Step:
         self._grad_mode: bool | None = None  # after an interrupt: the gradient mode to restore
         self._undo: Space | None = None  # after an interrupt in the middle of a step: the weights to restore
         self._runner: LookRunner | None = None  # of looks that have begun and have not restored everything
-        self._noting: contextlib.ExitStack | None = None  # between `begin` and the looks: notes the precision
+        self._noting: contextlib.ExitStack | None = None  # between `begin` and the looks
 
     @property
     def phase(self) -> Phase:
@@ -116,8 +116,7 @@ class Step:
         self._stop_noting()
         isolation = self._isolate(model, params)
         self._noting = contextlib.ExitStack()
-        if "hvp" in method.needs:
-            self._noting.enter_context(isolation.precision.noting())
+        self._noting.enter_context(isolation.noting(method))
 
     def track(self, looks: Generator[Pass, None, None]) -> Generator[Pass, None, None]:
         """Make these the looks of the step under way, and return them. An unused direction is dropped."""
@@ -141,7 +140,7 @@ class Step:
         isolation = isolation or self._isolate(settings.model, space.params)
         scale = None if scaler is None else LossScale(scaler, space.pieces()[0].device)
         home = self._home_in(settings.home, space)
-        runner = LookRunner(method, space, ctx, isolation, settings, scale, home, precision_known=begun)
+        runner = LookRunner(method, space, ctx, isolation, settings, scale, home, begun)
         self._runner, enabled = runner, torch.is_grad_enabled()
         try:
             direction = yield from runner.passes(first_done)

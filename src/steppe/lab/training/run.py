@@ -102,7 +102,7 @@ class Run:
             # Convolutions are fastest in this memory format.
             self.net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         self.model = ranks.wrapped(self.net, self.device, recipe.compile)
-        self._forward = self._make_forward()
+        self._forward = self._make_forward(hides_outputs="outputs" not in method.needs)
         base = make_base(recipe, self.net.parameters(), self.net)
         self.optimizer = SharpnessAware(base, method, model=self.model, seed=seed_for(recipe.seed) % 2**31)
         self._first_lrs = [group["lr"] for group in self.optimizer.param_groups]  # schedules scale them
@@ -134,9 +134,10 @@ class Run:
 
     # One step
 
-    def _make_forward(self) -> Callable[[Tensor, Tensor], tuple[Any, Tensor]]:
-        """The outputs and the loss of a batch, compiled together."""
+    def _make_forward(self, hides_outputs: bool) -> Callable[[Tensor, Tensor], tuple[Any, Tensor]]:
+        """The outputs and the loss of a batch, compiled together if that may hide the outputs from the optimizer."""
         together = self.recipe.compile and not self.ranks.kind and not self.recipe.loss  # a user's loss may not compile
+        together &= hides_outputs
         model, of = self.net if together else self.model, self.task.loss
 
         def forward(inputs: Tensor, targets: Tensor) -> tuple[Any, Tensor]:
