@@ -110,8 +110,8 @@ def test_an_output_that_the_first_loss_did_not_use_counts_as_zero():
     plain = seeded(problems.mlp)
     other = steppe.SharpnessAware(sgd(plain), METHOD, plain)
     other.gradient(lambda: problems.loss(plain, DATA[0].main))
-    for mine, its in zip(net.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(mine.grad, its.grad)
+    grads = [[p.grad for p in trained.parameters() if p.grad is not None] for trained in (net, plain)]
+    assert len(grads[0]) == len(list(net.parameters())) and same(*grads)
 
 
 def test_a_framework_that_runs_the_first_pass():
@@ -144,7 +144,7 @@ def test_a_compiled_model_of_which_the_optimizer_has_the_inside_is_the_same():
     torch.compiler.reset()
     expected = trained(seeded(problems.mlp), problems.loss)
     net = seeded(problems.mlp)
-    compiled = torch.compile(net, backend="eager")
+    compiled: Any = torch.compile(net, backend="eager")
     opt = steppe.SharpnessAware(sgd(net), METHOD, net)
     for data in DATA:
         opt.step(lambda data=data: problems.loss(compiled, data.main))

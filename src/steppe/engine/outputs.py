@@ -5,7 +5,7 @@ A look with `linear=True` is at the loss linearised in the model's outputs f: it
 ∂L/∂f in the first look, and put it in the place of the new one in a linear look.
 """
 
-# pyright: reportUnknownMemberType=false
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class OutputGradients:
         self._require_whole_model(method)
         self.forget()
 
-        def keep(number: int, grad: Tensor) -> None:
-            self._kept[number] = grad.detach()
-
         def watch(number: int, output: Tensor) -> None:
+            def keep(grad: Tensor) -> None:
+                self._kept[number] = grad.detach()
+
             self._kept.append(None)
-            output.register_hook(lambda grad: keep(number, grad))
+            output.register_hook(keep)
 
         with self._each_output(watch):
             yield
@@ -63,7 +63,11 @@ class OutputGradients:
             if number >= len(self._kept) or not _fits(self._kept[number], output):
                 raise self._differs(method)
             kept = self._kept[number]
-            output.register_hook(lambda grad: torch.zeros_like(grad) if kept is None else kept)
+
+            def kept_or_zero(grad: Tensor) -> Tensor:
+                return torch.zeros_like(grad) if kept is None else kept
+
+            output.register_hook(kept_or_zero)
 
         with self._each_output(replace):
             yield

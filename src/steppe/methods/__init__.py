@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which run no code; a method 
     from .entropy_sgd import EntropySGD
     from .every import Every
     from .fsam import FSAM
+    from .functionalsam import FunctionalSAM
     from .gam import GAM
     from .gapsam import GapSAM
     from .gnam import GNAM, GNAMFast
@@ -35,8 +36,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which run no code; a method 
 
 __all__ = [
     "ARWP", "ASAM", "CRSAM", "FSAM", "GAM", "GNAM", "GNP", "GSAM", "LESAM", "MARWP", "MSAM", "SAM", "SASAM", "SASGD",
-    "SSAM", "WSAM", "XSAM", "DetSAM", "EntropySGD", "Every", "FrobSAM", "GNAMFast", "GapSAM", "Late", "LookSAM",
-    "Plain", "ProductSAM", "Random", "SAMPa", "StableSAM", "TraceSAM", "UniversalSAM", "by_name", "find",
+    "SSAM", "WSAM", "XSAM", "DetSAM", "EntropySGD", "Every", "FrobSAM", "FunctionalSAM", "GNAMFast", "GapSAM", "Late",
+    "LookSAM", "Plain", "ProductSAM", "Random", "SAMPa", "StableSAM", "TraceSAM", "UniversalSAM", "by_name", "find",
     "method_names",
 ]  # fmt: skip
 
