@@ -98,9 +98,11 @@ def vit_small(input_shape: Shape, classes: int, patch: int | None = None) -> nn.
     return VisionTransformer(input_shape, classes, patch or _patch(input_shape), 384, 12, 6)
 
 
-def vit_tiny(input_shape: Shape, classes: int, patch: int | None = None) -> nn.Module:
+def vit_tiny(
+    input_shape: Shape, classes: int, patch: int | None = None, width: int = 192, depth: int = 12, heads: int = 3
+) -> nn.Module:
     """ViT-Tiny: 12 blocks, 192 wide, 3 heads; patches of 4 on small images, of 16 on large ones."""
-    return VisionTransformer(input_shape, classes, patch or _patch(input_shape), 192, 12, 3)
+    return VisionTransformer(input_shape, classes, patch or _patch(input_shape), width, depth, heads)
 
 
 def _patch(input_shape: Shape) -> int:
