@@ -56,6 +56,7 @@ MADE: dict[str, Callable[[], str]] = {
     "scalecosts": scale_costs.markdown,
     "selfradius": radius_page.table,
     "radiuscurves": radius_page.picture,
+    "radiusgoal": radius_page.goal,
     "helps": where_it_helps.section,
 }
 _MARK = re.compile(r"^<!-- (?P<name>[a-z]+)(: (?P<which>[^ ]+))? -->$", re.MULTILINE)

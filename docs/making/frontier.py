@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from . import ROOT, figures, first_picture
+from . import ROOT, figures, first_picture, forest
 
 NOT_YET = "not run yet"
 
@@ -30,7 +30,40 @@ def gapsam(table: Any) -> Any:
 
 def markdown() -> str:
     """The whole page below its introduction."""
-    return "\n\n".join([sentences(), overview(), afterwards(), *map(_regime, tables()), _missing()])
+    words = f'<details markdown="1"><summary>In words</summary>\n\n{sentences()}\n\n</details>'
+    return "\n\n".join([picture(), overview(), words, afterwards(), *map(_regime, tables()), _missing()])
+
+
+def picture() -> str:
+    """What SAM and GapSAM gain in each regime that is judged by accuracy."""
+    made_from = [ROOT / "docs" / "making" / "forest.py", repr(_gains())]
+    return figures.kept("frontier-gains", made_from, draw_gains)
+
+
+def draw_gains() -> Any:
+    """The figure."""
+    labels, sam, gap = zip(*_gains(), strict=True)
+    series = {"SAM, tuned ρ": sam, "GapSAM, no ρ to tune": gap}
+    about = "test accuracy minus that of the best baseline at equal cost, points; 95 % intervals"
+    return forest.draw(labels, series, about, (-4.0, 5.0))
+
+
+def _gains() -> list[tuple[str, forest.Point | None, forest.Point | None]]:
+    """Regimes with the gains of SAM (with its default radius where none was chosen) and of GapSAM."""
+    found = []
+    for table in filter(in_points, tables()):
+        sam = table.row("sam")
+        rows = (sam if sam and sam.gain else table.row("sam-default"), gapsam(table))
+        if any(points := [_point(row) for row in rows]):
+            found.append((table.regime.title, *points))
+    return found
+
+
+def _point(row: Any) -> forest.Point | None:
+    if row is None or row.gain is None or row.gain.mean.low is None:
+        return None
+    mean = row.gain.mean
+    return forest.Point(*(100 * value for value in (mean.value, mean.low, mean.high)))
 
 
 def sentences() -> str:
@@ -54,7 +87,7 @@ def sentences() -> str:
 
 def overview() -> str:
     """One row for each regime."""
-    head = ("regime", "base", "best baseline, up to 8×", "SAM, tuned ρ", "GapSAM", "best other method", "n")
+    head = ("regime", "base", "best baseline, up to 8×", "SAM, tuned ρ", "GapSAM", "best other method")
     lines = [_row(head), "|---" * len(head) + "|"]
     for table in tables():
         base, best = table.row("base-1"), table.best_base
@@ -62,10 +95,12 @@ def overview() -> str:
             r for r in table.methods if r.cell != "sam" and not r.cell.startswith("gapsam") and r.gain is not None
         ]
         top = max(others, key=lambda row: _sign(table) * row.gain.mean.value, default=None)
+        count = f"; n = {base.group.mean(table.regime.metric).n}" if base else ""
         cells = (
-            table.regime.title, _value(table, base), f"{_shown(table, best.mean)} ({best.label})" if best else "",
+            table.regime.title + count, _value(table, base),
+            f"{_shown(table, best.mean)} ({best.label})" if best else "",
             _gain(table, table.row("sam"), with_name=True), _gain(table, gapsam(table)),
-            _gain(table, top, with_name=True), str(base.group.mean(table.regime.metric).n) if base else "",
+            _gain(table, top, with_name=True),
         )  # fmt: skip
         lines.append(_row(cells))
     return "\n".join(lines)

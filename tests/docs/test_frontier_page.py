@@ -6,6 +6,8 @@ import json
 import re
 from statistics import mean, stdev
 
+import pytest
+
 from helpers.pages import ROOT, making
 from steppe.papers.definitions.frontier import REGIMES
 
@@ -36,7 +38,7 @@ def test_the_table_has_a_row_for_each_regime_that_was_run():
     run = [r for r in REGIMES if any(x["cell"].startswith(f"{r.name}/") and "/choose/" not in x["cell"] for x in LINES)]
     assert len(body) == len(run) >= 2
     for regime, row in zip(run, body, strict=True):
-        assert row.startswith(f"| {regime.title} | ") and row.count("|") == 8
+        assert row.startswith(f"| {regime.title}; n = ") and row.count("|") == 7
     rest = page._missing()
     assert [r.name for r in REGIMES if f"`{r.name}`" in rest] == [r.name for r in REGIMES if r not in run]
 
@@ -115,4 +117,23 @@ def test_a_difference_in_perplexity_is_not_shown_as_points():
         assert row.gain.verdict == "worse"
     regimes = making("regimes")
     assert not regimes.rows()["language"].points and regimes.rows()["cifar-40"].points
-    assert "in perplexity, lower is better" in regimes.without_a_radius()
+    assert "in perplexity, lower is better" in regimes.markdown()
+
+
+def test_the_first_picture_has_the_gains_of_the_table():
+    pytest.importorskip("matplotlib")
+    (axis,) = page.draw_gains().axes
+    in_points = [table for table in page.tables() if page.in_points(table)]
+    assert [label.get_text() for label in axis.get_yticklabels()] == [table.regime.title for table in in_points]
+    one = page.table_of("cifar-40").row("gapsam").gain.mean
+    ends = [list(line.get_xdata()) for line in axis.lines if len(line.get_xdata()) == 2]
+    assert any(end == pytest.approx([100 * one.low, 100 * one.high]) for end in ends)
+
+
+def test_a_point_beyond_the_limits_is_a_number_at_the_edge():
+    pytest.importorskip("matplotlib")
+    forest = making("forest")
+    points = {"a": [forest.Point(-15.2, -16, -14), None], "b": [forest.Point(1, 0.5, 9), forest.Point(7, 6, 8)]}
+    (axis,) = forest.draw(["one", "two"], points, "points", (-5.0, 5.0)).axes
+    assert [text.get_text() for text in axis.texts] == ["◂ −15", "+7 ▸"]
+    assert [0.5, 5.0] in [list(line.get_xdata()) for line in axis.lines]  # an interval ends at the limit

@@ -71,7 +71,7 @@ def test_the_situations_agree_with_their_records():
     for name in ("cifar-40", "cifar-clean", "cifar-tenth"):
         assert frontier.gapsam(frontier.table_of(name)).gain.verdict == "better"
     table = regimes.markdown()
-    assert all(table.count(f"| {situation} | {advice} | ") == 1 for situation, advice in regimes.ADVICE.items())
+    assert all(table.count(f"| **{situation}.** {advice} | ") == 1 for situation, advice in regimes.ADVICE.items())
     assert regimes.NOT_YET not in table
 
 

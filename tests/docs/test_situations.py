@@ -69,9 +69,9 @@ def test_no_baseline_costs_more_than_sam(name):
 
 @pytest.mark.parametrize("name", VERDICTS)
 def test_the_table_has_the_row(name):
-    situation, where, one, _ = regimes.rows()[name]
+    situation, where, one, *_ = regimes.rows()[name]
     assert (one.n, one.verdict) == (10, VERDICTS[name])
-    assert f"| {situation} | {regimes.ADVICE[situation]} | {where}; n = 10 | " in regimes.markdown()
+    assert f"| {regimes.situation(situation)} | {where}; n = 10 | " in regimes.markdown()
     assert f"{frontier.points_text(one)} points" in FINDINGS
 
 
