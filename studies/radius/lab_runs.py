@@ -1,8 +1,8 @@
-"""The eighth round: a small vision transformer with AdamW. Trainings by the lab, because populations have no attention.
+"""Rounds whose nets or lengths the populations do not have: each training is a run of the lab, one after another.
 
-    python studies/radius/vit.py --data FOLDER [--worker 0 --workers 2]
+    python studies/radius/lab_runs.py vit|size --data FOLDER [--worker 0 --workers 2]
 
-A line of `records/vit-WORKER.jsonl` is a regime and a candidate, with lists over the seeds, as in the other records.
+A line of `records/STAGE-WORKER.jsonl` is a regime and a candidate, with lists over the seeds, as in the other records.
 What a record file holds already is not trained again.
 """
 
@@ -25,17 +25,18 @@ from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.training.run import Run
 
 RECORDS = Path(__file__).parent / "records"
-SEEDS = range(100, 105)
+SEEDS = {"vit": range(100, 105), "size": range(100, 103)}
 RADII = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-BASE = Recipe.of({
+VIT = Recipe.of({
     "data": "fashion-mnist", "share": 0.1, "model": "vit-tiny", "base": "adamw", "lr": 1e-3, "weight_decay": 0.05,
     "model_settings": {"patch": 7, "width": 48, "depth": 3, "heads": 3}, "batch": 64, "epochs": 30,
     "schedule": "cosine", "warmup": 100,
 })  # fmt: skip
-REGIMES = {"fashion-clean-adamw": 0.0, "fashion-40-adamw": 0.4}  # the share of wrong labels
+CNN = Recipe(data="cifar-10", share=0.2, model="cnn-5", base="adam", lr=1e-3, batch=100, epochs=30)
+NOISE = {"clean": 0.0, "40": 0.4}  # the share of wrong labels
 POINTS = 5  # how often a base is tested during its training, to stop it early
-IN_TURNS = "window times=2 leap=2.0 quarter=0.125 half=0.25 hold=300 scheme=double"
-ALWAYS = "gap rate=0.2 times=2 start=0.001 cap=0.8 hold=64"
+IN_TURNS = "window times=2 leap=2.0 quarter=0.125 half=0.25 hold={} scheme=double"
+ALWAYS = "gap rate=0.2 times=2 start=0.001 cap=0.8 hold={}"
 
 
 class Seldom(Run):
@@ -49,16 +50,36 @@ class Seldom(Run):
         return {"test_loss": 0.0} if done_so_far % every else super().evaluate()
 
 
-def jobs() -> Iterator[tuple[str, str, Recipe]]:
-    """Regime, candidate, and the recipe without its seed. The longer base is one of 60 epochs, not a part of it."""
-    for regime, noise in REGIMES.items():
-        base = replace(BASE, label_noise=noise)
-        yield regime, "plain", replace(base, average="ema:0.99")
-        yield regime, "longer", replace(base, average="ema:0.99", epochs=2 * base.epochs)
-        yield regime, IN_TURNS, replace(base, method="gapsam", auxiliary="in-turns")
-        yield regime, ALWAYS, replace(base, method="gapsam", auxiliary="held-out:64")
-        for rho in RADII:
-            yield regime, f"sam rho={rho:g}", replace(base, method=f"sam:rho={rho}")
+def jobs(stage: str) -> Iterator[tuple[str, str, Recipe]]:
+    """Regime, candidate, and the recipe without its seed."""
+    for labels, noise in NOISE.items():
+        if stage == "vit":
+            yield from vit(f"fashion-{labels}-adamw", replace(VIT, label_noise=noise))
+        else:
+            yield from size(f"cifar-{labels}-fifth", replace(CNN, label_noise=noise))
+
+
+def vit(regime: str, base: Recipe) -> Iterator[tuple[str, str, Recipe]]:
+    """The eighth round. The longer base is one of 60 epochs, because its schedule ends later."""
+    yield regime, "plain", replace(base, average="ema:0.99")
+    yield regime, "longer", replace(base, average="ema:0.99", epochs=2 * base.epochs)
+    yield from both_forms(regime, base, 300, 64)
+    for rho in RADII:
+        yield regime, f"sam rho={rho:g}", replace(base, method=f"sam:rho={rho}")
+
+
+def size(regime: str, base: Recipe) -> Iterator[tuple[str, str, Recipe]]:
+    """The ninth round: both forms with as many examples as where the lab changes from one to the other."""
+    yield from both_forms(regime, base, 500, 100)
+    yield regime, "plain", replace(base, average="ema:0.99")
+    for rho in (1.0, 0.5):
+        yield regime, f"sam rho={rho:g}", replace(base, method=f"sam:rho={rho}")
+
+
+def both_forms(regime: str, base: Recipe, in_turns: int, always: int) -> Iterator[tuple[str, str, Recipe]]:
+    """GapSAM with examples held out in turns, and with the same ones held out always."""
+    yield regime, IN_TURNS.format(in_turns), replace(base, method="gapsam", auxiliary=f"in-turns:{in_turns}")
+    yield regime, ALWAYS.format(always), replace(base, method="gapsam", auxiliary=f"held-out:{always}")
 
 
 def trained(recipe: Recipe, root: Path) -> dict[str, Any]:
@@ -70,7 +91,7 @@ def trained(recipe: Recipe, root: Path) -> dict[str, Any]:
     return dict(run.record)
 
 
-def line_of(regime: str, candidate: str, records: list[dict[str, Any]]) -> dict[str, Any]:
+def line_of(stage: str, regime: str, candidate: str, records: list[dict[str, Any]]) -> dict[str, Any]:
     """One line: accuracies in percent by epoch, ρ and the training loss along the training."""
     epochs = [record["epochs"] for record in records]
     accuracy: dict[str, list[float]] = {}
@@ -86,9 +107,9 @@ def line_of(regime: str, candidate: str, records: list[dict[str, Any]]) -> dict[
     )
     where = records[0]["environment"]
     return {
-        "regime": regime, "candidate": candidate, "seeds": [*SEEDS], "accuracy": accuracy,
+        "regime": regime, "candidate": candidate, "seeds": [*SEEDS[stage]], "accuracy": accuracy,
         "train_loss": means([[row["train_loss"] for row in own] for own in epochs]),
-        "seconds": round(sum(own[-1]["seconds"] for own in epochs), 1), "stage": "vit", "precision": "float32",
+        "seconds": round(sum(own[-1]["seconds"] for own in epochs), 1), "stage": stage, "precision": "float32",
         "hardware": platform.machine(), "commit": (where["commit"] or "")[:7],
         **({"rho": means(rho)} if rho else {}),
     }  # fmt: skip
@@ -107,6 +128,7 @@ def percent(share: float) -> float:
 def main() -> None:
     """Train what is missing."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stage", choices=SEEDS)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=RECORDS)
     parser.add_argument("--worker", type=int, default=0)
@@ -114,12 +136,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     there = done(options.out)
-    for regime, candidate, recipe in list(jobs())[options.worker :: options.workers]:
-        if (regime, candidate, ",".join(map(str, SEEDS))) in there:
+    for regime, candidate, recipe in list(jobs(options.stage))[options.worker :: options.workers]:
+        if (regime, candidate, ",".join(map(str, SEEDS[options.stage]))) in there:
             continue
-        records = [trained(replace(recipe, seed=seed), options.data) for seed in SEEDS]
-        line = line_of(regime, candidate, records)
-        with (options.out / f"vit-{options.worker}.jsonl").open("a", encoding="utf-8") as file:
+        records = [trained(replace(recipe, seed=seed), options.data) for seed in SEEDS[options.stage]]
+        line = line_of(options.stage, regime, candidate, records)
+        with (options.out / f"{options.stage}-{options.worker}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
         print(time.strftime("%H:%M:%S"), regime, candidate, line["accuracy"], flush=True)
 
