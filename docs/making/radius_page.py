@@ -24,7 +24,7 @@ DATA = {
     "digits": "digits, MLP", "mnist": "MNIST, CNN-3", "fashion": "Fashion-MNIST, ViT", "cifar": "CIFAR-10, CNN-5",
     "mlp3": "CIFAR-10, MLP-3",
 }  # fmt: skip
-KINDS = {"clean": "clean", "tenth": "a tenth of the data"}
+KINDS = {"clean": "clean", "tenth": "a tenth of the data", "fifth": "a fifth of the data"}
 BASES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
@@ -121,8 +121,8 @@ def name_of(regime: str) -> tuple[str, str, str]:
     """Data with the net, labels, and base optimizer, in words."""
     data, *rest = regime.split("-")
     base = next((BASES[part] for part in rest if part in BASES), "Adam")
-    kind = next((part for part in rest if part not in BASES), "clean")
-    return DATA.get(data, data), KINDS.get(kind, f"{kind} % wrong labels"), base
+    kinds = [KINDS.get(part, f"{part} % wrong labels") for part in rest if part not in BASES]
+    return DATA.get(data, data), ", ".join(kinds) or "clean", base
 
 
 def table() -> str:
