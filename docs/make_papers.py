@@ -67,6 +67,8 @@ def pages(results: Results) -> dict[str, str]:
         parts = [f"# {module.TITLE}\n"]
         if name == "s2":
             parts.append("The paper calls its method GAM. Here it is called GNAM, because S0's method has that name.\n")
+        if said := _answer(judged_statements(module.EXPERIMENTS, results)):
+            parts.append(said)
         run = [e for e in module.EXPERIMENTS if results.scale_of(e)]
         parts += [section(experiment, results) for experiment in run]
         rest = [e for e in module.EXPERIMENTS if e not in run]
@@ -84,9 +86,7 @@ def _overview(results: Results) -> str:
         counted = Counter(line.verdict for line in shown)
         if shown:
             lines_.append(f"| {link} | {' | '.join(str(counted[v] or '') for v in _VERDICTS)} |")
-        found = [one for experiment in module.EXPERIMENTS for one in findings(experiment, results)]
-        judged = [verdict for trend, verdict, _ in found if not trend.ours]
-        if judged:
+        if judged := judged_statements(module.EXPERIMENTS, results):
             words.append(f"| {link} | {' | '.join(str(judged.count(v) or '') for v in _OF_STATEMENTS)} |")
     extra = next(module for name, module in PAPERS.items() if name == "extra")
     rest = f"[{extra.TITLE}](papers/extra.md) has results that are in no paper."
@@ -95,6 +95,31 @@ def _overview(results: Results) -> str:
 
 _VERDICTS = (REPRODUCED, NOT_REPRODUCED, SMALLER, NOT_RUN)
 _OF_STATEMENTS = (REPRODUCED, OPEN, NOT_REPRODUCED, SMALLER, NOT_RUN)
+
+
+def judged_statements(all_of: Sequence[Experiment], results: Results) -> list[str]:
+    """The verdict on each statement of a paper."""
+    found = [one for experiment in all_of for one in findings(experiment, results)]
+    return [verdict for trend, verdict, _ in found if not trend.ours]
+
+
+def _answer(judged: Sequence[str]) -> str:
+    """The first sentence of a paper's page: how many of its statements have which verdict."""
+    if not judged:
+        return ""
+    counts = Counter(judged)
+    said = ", ".join(f"{counts[verdict]} {words}" for verdict, words in _IN_WORDS.items() if counts[verdict])
+    link = "[how they are judged](../papers.md#how-to-read-it)"
+    return f"**The paper's {len(judged)} statements: {said}** ({link}).\n"
+
+
+_IN_WORDS = {
+    REPRODUCED: "reproduced",
+    OPEN: "in its direction but not beyond doubt",
+    NOT_REPRODUCED: "not reproduced",
+    SMALLER: "tested at a smaller scale only",
+    NOT_RUN: "not tested",
+}
 
 
 def _not_run(rest: Sequence[Experiment]) -> list[str]:
@@ -150,14 +175,16 @@ def section(experiment: Experiment, results: Results) -> str:
         text += ["", *_table([HEADER, *_texts(listed)])]
     if len(listed) < len(shown):
         text += ["", f"{missing} numbers were not run. `steppe paper show {experiment.name}` lists them."]
-    text += ["", *(f"{line}." for line in run_on(experiment, results))]
+    how = [f"- {line}." for line in run_on(experiment, results)]
     if "small" in {results.scale_of(experiment), *(line.scale for line in run)}:
         part = "all training data" if experiment.share == 1 else f"{100 * experiment.share:g} % of the training data"
-        text += ["", f"Small scale: one epoch for every {experiment.shorter} of the paper's, on {part}."]
+        how += [f"- Small scale: one epoch for every {experiment.shorter} of the paper's, on {part}."]
     if not run and not results.scale_of(experiment):
         text += ["", "**not run**"]
-    text += ["", *(f"*{choice}*\n" for choice in experiment.choices)]
-    return "\n".join(text)
+    how += [f"- {choice}" for choice in experiment.choices]
+    if how:
+        text += ["", '<details markdown="1"><summary>How it was run</summary>', "", *how, "", "</details>"]
+    return "\n".join([*text, ""])
 
 
 def _has_figure(experiment: Experiment, results: Results) -> bool:

@@ -62,6 +62,16 @@ def test_questions_of_ours_are_not_counted_as_a_papers_statements():
     assert "| [S0 · Generalization Aware Minimization](papers/s0.md) |  |  |  |  | 13 |" in text.splitlines()
 
 
+def test_a_page_begins_with_how_many_statements_hold():
+    made = maker().pages(Results.read())
+    _, answer = made["papers/s0.md"].split("\n\n")[:2]
+    rows = [line.split(" | ") for line in made["papers.md"].splitlines() if "papers/s0.md" in line]
+    counts = [int(n) for n in re.findall(r"[:,] (\d+) ", answer)]
+    assert counts == [int(n) for n in (cell.strip(" |") for cell in rows[0][1:]) if n]
+    assert answer.startswith(f"**The paper's {sum(counts)} statements: ")
+    assert "statements:" not in made["papers/extra.md"]
+
+
 def test_every_claim_points_to_a_record_or_says_not_run():
     results = Results.read()
     rows = [line for e in experiments().values() for line in lines(e, results) if line.judged is not None]
@@ -165,7 +175,7 @@ def test_the_grid_is_printed_as_papers_do(tmp_path):
     assert "| gam | 69.20 ± 0.12 (3) / 69.40 | 91.00 ± 1.00 (2) |" in text
     assert "| sgd | 66.00 (1) / 66.33 | not run |" in text
     ran = next(line for line in text if " runs on " in line and "torch" in line)
-    assert ran.startswith("6 runs on ") and ran.endswith(": 1.0 minutes.")
+    assert ran.startswith("- 6 runs on ") and ran.endswith(": 1.0 minutes.")
     assert not any(line.startswith("Over ") for line in text)  # one number that can be compared is no offset
 
 
