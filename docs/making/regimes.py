@@ -39,6 +39,10 @@ FROM_MAP = {
     "fast": (CLEAN, "fast"),
     "language": (ONCE, "language"),
 }  # by the name of a row: the situation and the regime
+FROM_STUDY = {
+    "vit-40": (NOISY, "6 000 images of Fashion-MNIST, 40 % wrong labels, small ViT", "fashion-40-adamw"),
+    "vit-clean": (SMALL, "6 000 images of Fashion-MNIST, small ViT", "fashion-clean-adamw"),
+}  # by the name of a row: the situation, what was run, and the regime of the radius study
 FROM_SITUATIONS = {
     "once": (
         ONCE,
@@ -99,10 +103,28 @@ def rows() -> dict[str, Measured]:
     for key, (situation, where, bases) in FROM_SITUATIONS.items():
         gap = from_situations(key, bases, "gapsam") if "gapsam" in runs_in(key) else None
         made[key] = Measured(situation, f"{where}, {radius_in(key)}", from_situations(key, bases), gap=gap)
+    for key, (situation, where, regime) in FROM_STUDY.items():
+        gain, gap = (from_study(regime, candidate) for candidate in ("sam rho=0.05", GAPSAM))
+        made[key] = Measured(situation, f"{where}, AdamW, 30 epochs, default ρ", gain, gap=gap)
     for key, (situation, name) in FROM_MAP.items():
         if (found := from_map(situation, name)) is not None:
             made[key] = found
     return made
+
+
+GAPSAM = "window times=2 leap=2.0 quarter=0.125 half=0.25 hold=300 scheme=double"
+
+
+def from_study(regime: str, candidate: str) -> Any:
+    """A candidate of the eighth round of the radius study less the form of AdamW that is hardest to beat."""
+    found, rivals = study("vit"), {}
+    for name, label in (("plain", "AdamW"), ("longer", "AdamW, 2x longer")):
+        curves = found[regime, name]
+        for average in (False, True):
+            shown = [values for mark, values in curves.items() if mark.endswith("averaged") == average]
+            kind = label + ", EMA 0.99" * average
+            rivals[kind], rivals[f"{kind}, stopped early"] = shown[-1], max(shown, key=sum)
+    return hardest_rival(found[regime, candidate]["30"], rivals)
 
 
 @cache
