@@ -89,7 +89,14 @@ def test_other_pages_say_the_same():
     said = {name: " ".join((DOCS / name).read_text("utf-8").split()) for name in names}
     near, rows, _, _ = page.reached("turns", "digits")
     assert f"level with the best of six radii in {near} of {rows} regimes" in said["choose.md"]
-    assert f"reaches {mean(ROWS['cifar-40', 20].gap):.1f} % there (n = 6, other seeds)" in said["choose.md"]
+    assert f"reaches {mean(ROWS['cifar-40', 20].gap):.1f} % on the first (n = 6, other seeds)" in said["choose.md"]
+    vit = ROWS["fashion-clean-adamw", 30]
+    accuracies = [mean(values) for values in (*(vit.sam[rho] for rho in ("0.02", "0.5", "1")), vit.base)]
+    words = "reaches {:.1f} % with ρ = 0.02, {:.1f} % with 0.5 and {:.1f} % with 1; AdamW alone reaches {:.1f} %"
+    assert (
+        words.format(*accuracies) in said["choose.md"]
+        and f"and {mean(vit.turns):.1f} % on the second" in said["choose.md"]
+    )
     assert f"level with the best of six radii in {near} of {rows} regimes of digits" in said["../CHANGELOG.md"]
     assert (
         f"level with the best of six radii in {near} of {rows} regimes of scikit-learn's digits" in said["../README.md"]
