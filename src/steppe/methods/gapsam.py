@@ -72,7 +72,9 @@ class GapSAM(Method):
     in turns, 43.8 ± .5 with the same held out always (with ``backtrack=0.03`` 49.1 ± .3, n = 5, three of which chose
     it); SAM with its best radius 50.3, Adam 45.9. All of CIFAR-10, 20 epochs, the same 500 held out always, n = 10:
     74.8 ± .1, clean, and 62.7 ± .2 with 40 % wrong labels, where SAM with its best radius has 72.9 and 59.7 and Adam
-    68.5 and 37.7. ResNet-18 without augmentation, n = 3: 88.9 ± .3, SAM with its best radius 89.2, SGD 86.9.
+    68.5 and 37.7. ResNet-18 without augmentation, n = 3: 88.9 ± .3, SAM with its best radius 89.2, SGD 86.9. A small
+    ViT, AdamW, 6 000 images of Fashion-MNIST, in turns, n = 5: 82.3 ± .1, SAM with its best radius, 0.02, 82.6, AdamW
+    81.7.
 
     LE-SAM fixes the rise; LETS (arXiv 2408.08222) learns ρ by the gradient of ½(L_val − L_train)² after the step.
 
