@@ -136,6 +136,10 @@ def fixed_cells(regime: Regime) -> Iterator[Cell]:
         ),
     ):  # fmt: skip
         yield _cell(regime, name, label, "method", _with_method(own, method, **settings))
+    if own.task == "language":  # what its paper recommends it for
+        for rho in RADII[:2]:
+            label = f"Functional-SAM, ρ = {rho}"
+            yield _cell(regime, f"functionalsam-{rho}", label, "method", _with_method(own, f"functionalsam:rho={rho}"))
     yield from choosing_cells(regime.name, replace(own, average=""), RADII, regime.hold_out, regime.choosing)
 
 
