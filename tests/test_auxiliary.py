@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 import steppe
 from helpers import problems
@@ -23,7 +23,7 @@ def test_a_held_out_batch_is_repeated_and_a_loader_restarted():
     assert [second is one for _, second in steppe.with_auxiliary("abcd", one)] == [True] * 4
     for batch in ((one, one), {"x": one}, [one, "label"]):
         assert [second is batch for _, second in steppe.with_auxiliary("ab", batch)] == [True] * 2
-    pairs = list(steppe.with_auxiliary("abcde", DataLoader(cast("Dataset[Any]", [1, 2]))))
+    pairs = list(steppe.with_auxiliary("abcde", in_order(cast("Dataset[Any]", [1, 2]))))
     assert [(a, b.item()) for a, b in pairs] == [("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 1)]
     assert [b for _, b in steppe.with_auxiliary("abc", [(1, 1), (2, 2)])] == [(1, 1), (2, 2), (1, 1)]
     assert list(steppe.with_auxiliary([], one)) == []
@@ -109,13 +109,50 @@ def test_examples_that_are_always_held_out_are_so_in_every_epoch():
 
 def test_both_parts_follow_each_other_and_what_was_loaded_before_is_dropped():
     train, held = steppe.hold_out(DATA, 2, 3, in_turns=True)
-    seconds = steppe.with_auxiliary(iter(range(100)), DataLoader(held))
+    seconds = steppe.with_auxiliary(iter(range(100)), DataLoader(held, shuffle=True))
     train.set_epoch(1)
     first = {int(next(seconds)[1]) for _ in range(4)}
     assert first == set(held.indices)
     next(seconds)  # the loader is within a pass now
     held.set_epoch(3)
     assert first.isdisjoint(held.indices) and {int(next(seconds)[1]) for _ in range(4)} == set(held.indices)
+
+
+def test_a_loader_of_which_the_same_batch_would_be_seen_always_is_warned_of():
+    """GapSAM looks at steps 0, 10, 20 …: five batches in a fixed order would show it the first one alone."""
+    _, held = steppe.hold_out(DATA, 5)
+    with pytest.warns(UserWarning, match="the held-out loader does not shuffle"):
+        seen = [int(batch) for _, batch in steppe.with_auxiliary(range(40), DataLoader(held))]
+    assert len(set(seen)) == 5 and len(set(seen[::10])) == 1
+    seen = [int(batch) for _, batch in steppe.with_auxiliary(range(400), DataLoader(held, shuffle=True))]
+    assert len(set(seen[::10])) == 5
+    for good in (DataLoader(held, 5), in_order(held), DataLoader(held, batch_size=None, shuffle=True)):
+        next(steppe.with_auxiliary("ab", good))
+
+
+def test_an_epoch_that_was_not_told_is_warned_of():
+    """Without set_epoch nothing takes turns, and GapSAM would take the gap itself for the hardness of the examples."""
+    train, held = steppe.hold_out(DATA, 2, in_turns=True)
+    second = DataLoader(held, 2)
+    next(steppe.with_auxiliary("ab", second))
+    with pytest.warns(UserWarning, match="set_epoch was not called since the last pass"):
+        next(steppe.with_auxiliary("ab", second))
+    for epoch in (1, 2):
+        train.set_epoch(epoch)
+        next(steppe.with_auxiliary("ab", second))
+    always = DataLoader(steppe.hold_out(DATA, 2)[1], 2)
+    for _ in range(2):
+        next(steppe.with_auxiliary("ab", always))
+
+
+def in_order(data: Dataset[Any]) -> DataLoader[Any]:
+    """A loader with a sampler of its own, which may know what it does."""
+
+    class Own(Sampler[int]):
+        def __iter__(self):
+            return iter(range(len(cast(Any, data))))
+
+    return DataLoader(data, sampler=Own())
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 B = TypeVar("B")
 T = TypeVar("T", covariant=True)
@@ -27,11 +28,13 @@ def with_auxiliary(
     - "previous": the batch of the previous step; costs nothing. The first batch is paired with itself.
 
     Or it is **held out of training**. Pass the batch itself (a tensor, a tuple, a mapping, or a list that contains a
-    tensor), or a loader of batches, which is iterated again whenever it ends. `hold_out` splits a data set in two:
+    tensor), or a loader of batches, which is iterated again whenever it ends. It should shuffle: a method that looks at
+    every tenth batch only may else see the same one always. `hold_out` splits a data set in two:
 
         train, held = steppe.hold_out(data, 500)
-        for batch, second in steppe.with_auxiliary(DataLoader(train, 128, shuffle=True), DataLoader(held, 100)):
-            opt.step(lambda: loss_of(batch), auxiliary=lambda: loss_of(second))
+        loader, second = DataLoader(train, 128, shuffle=True), DataLoader(held, 100, shuffle=True)
+        for batch, other in steppe.with_auxiliary(loader, second):
+            opt.step(lambda: loss_of(batch), auxiliary=lambda: loss_of(other))
 
     >>> list(with_auxiliary("abc", "previous"))
     [('a', 'a'), ('b', 'a'), ('c', 'b')]
@@ -43,6 +46,7 @@ def with_auxiliary(
     [('a', 'x'), ('b', 'y'), ('c', 'z')]
     """
     if not isinstance(second, str):
+        _warn_of_too_few(second)
         yield from zip(batches, held_out_batches(second), strict=False)
     elif second not in _KINDS:
         raise ValueError(f'choose "fresh", "fixed" or "previous", or give a held-out batch or loader, not {second!r}')
@@ -110,6 +114,7 @@ class _Split:
         self._order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
         self._epoch = torch.ones((), dtype=torch.int64).share_memory_()  # counts from 1; the workers of a loader see it
         self._rows_of: tuple[int, list[list[int]]] = -1, []  # a turn, and the rows of both parts in it
+        self.told = True  # the epoch, since the last pass began; the first one need not be told
 
     @property
     def turn(self) -> int:
@@ -118,6 +123,7 @@ class _Split:
     def set_epoch(self, epoch: int) -> None:
         if epoch < 0:
             raise ValueError(f"epochs count from 0, not from {epoch}")
+        self.told = True
         if self.in_turns:
             self._epoch.fill_(epoch + 1)
 
@@ -211,6 +217,26 @@ def part_of(second: Any) -> Part[Any] | None:
     """The part of a data set that a loader reads, if it is one that `hold_out` made, in turns."""
     part = getattr(second, "dataset", None)
     return part if isinstance(part, Part) and part.in_turns else None
+
+
+def _warn_of_too_few(second: Any) -> None:
+    """Warn if a method would not see all of the held-out examples; at the start of a pass over pairs."""
+    if isinstance(second, DataLoader):
+        in_order = isinstance(getattr(second.batch_sampler, "sampler", None), SequentialSampler)
+        if in_order and len(second) > 1:
+            warnings.warn(
+                "steppe: the held-out loader does not shuffle, so a method that looks at some of its batches only, as "
+                "GapSAM does, may see the same one always: use DataLoader(..., shuffle=True)",
+                stacklevel=3,
+            )
+    if (part := part_of(second)) is not None:
+        if not part._split.told:
+            warnings.warn(
+                "steppe: examples are held out in turns, but set_epoch was not called since the last pass over them: "
+                "call it before each epoch, with the number of the epoch",
+                stacklevel=3,
+            )
+        part._split.told = False
 
 
 def is_batch(second: Any) -> bool:
