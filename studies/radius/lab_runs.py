@@ -50,8 +50,12 @@ class Seldom(Run):
         return {"test_loss": 0.0} if done_so_far % every else super().evaluate()
 
 
-def jobs(stage: str) -> Iterator[tuple[str, str, Recipe]]:
-    """Regime, candidate, and the recipe without its seed."""
+def jobs(stage: str) -> list[tuple[str, str, Recipe]]:
+    """Regime, candidate, and the recipe without its seed; what a stage is about comes first."""
+    return sorted(_jobs(stage), key=lambda job: not job[1].startswith(("window", "gap")))
+
+
+def _jobs(stage: str) -> Iterator[tuple[str, str, Recipe]]:
     for labels, noise in NOISE.items():
         if stage == "vit":
             yield from vit(f"fashion-{labels}-adamw", replace(VIT, label_noise=noise))
@@ -136,7 +140,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     there = done(options.out)
-    for regime, candidate, recipe in list(jobs(options.stage))[options.worker :: options.workers]:
+    for regime, candidate, recipe in jobs(options.stage)[options.worker :: options.workers]:
         if (regime, candidate, ",".join(map(str, SEEDS[options.stage]))) in there:
             continue
         records = [trained(replace(recipe, seed=seed), options.data) for seed in SEEDS[options.stage]]
