@@ -45,9 +45,9 @@ class Row:
 
     @property
     def best(self) -> str | None:
-        """The best of the fixed radii that the protocol names, by the mean on the test set."""
+        """The best of the fixed radii that the protocol names, by the mean on the test set; one alone is no choice."""
         known = [rho for rho in GRID if rho in self.sam]
-        return max(known, key=lambda rho: mean(self.sam[rho])) if known else None
+        return max(known, key=lambda rho: mean(self.sam[rho])) if len(known) > 1 else None
 
     def judged(self, own: list[float]) -> tuple[bool | None, bool | None]:
         """Whether a form of GapSAM is near the best radius, and not below the base; None where that was not run."""
