@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,17 +57,17 @@ def draw(
     return figure
 
 
-def _mark(axis: object, point: Point, place: float, colour: str, limits: tuple[float, float]) -> None:
+def _mark(axis: Any, point: Point, place: float, colour: str, limits: tuple[float, float]) -> None:
     """A point with its interval, or its number at the edge that it is beyond."""
     low, high = limits
     if low < point.middle < high:
         ends = [max(point.low, low), min(point.high, high)]
-        axis.plot(ends, [place, place], "-", color=colour, linewidth=2.5, solid_capstyle="butt")  # type: ignore[attr-defined]
-        axis.plot(point.middle, place, "o", color=colour, markersize=5)  # type: ignore[attr-defined]
+        axis.plot(ends, [place, place], "-", color=colour, linewidth=2.5, solid_capstyle="butt")
+        axis.plot(point.middle, place, "o", color=colour, markersize=5)
         return
     left = point.middle <= low
     said = f"{point.middle:+.0f}".replace("-", "−")
-    axis.text(  # type: ignore[attr-defined]
+    axis.text(
         low if left else high, place, f"◂ {said}" if left else f"{said} ▸", color=colour, fontsize=8, va="center",
         ha="left" if left else "right",
     )  # fmt: skip
