@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
+from steppe.lab.data import Split
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.training import run as train
+from steppe.lab.training.batches import data_for
 from steppe.lab.training.round_robin import train_round_robin
 
 METHODS = ["plain", "sam", "gam:period=2", "looksam:k=3", "ssam:samples=4,every=5"]
@@ -57,3 +60,18 @@ def test_several_at_once_equal_one_at_a_time(method, exact):
     alone = [trained(train.Run(recipe(method, seed), device="cuda"))[0] for seed in range(3)]
     together = trained(*(train.Run(recipe(method, seed), device="cuda") for seed in range(3)))
     assert all(same(a, b) for a, b in zip(alone, together, strict=True))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("model", "expected"), [("cnn-3", torch.channels_last), ("mlp-6", torch.contiguous_format)])
+def test_images_have_the_memory_format_of_the_first_convolution(model, expected):
+    """In the other format the layers before it take longer; an MLP would copy such images in each look."""
+    grey = data_for(recipe("plain"))
+    colour = [
+        Split(split.inputs.expand(-1, 3, -1, -1).contiguous(), split.targets) for split in (grey.train, grey.test)
+    ]
+    data = replace(grey, train=colour[0], test=colour[1]).to("cuda")
+    run = train.Run(replace(recipe("plain"), model=model), device="cuda", data=data)
+    training, test = next(iter(run.batches.of_epoch(1))), next(iter(run.batches.of_test()))
+    assert training[0].shape[1:] == test[0].shape[1:] == (3, 8, 8)
+    assert training[0].is_contiguous(memory_format=expected) and test[0].is_contiguous(memory_format=expected)

@@ -124,14 +124,21 @@ class DataSet:
                 yield source.take(some, seed)
 
 
-def prepare(inputs: Tensor, data: DataSet, dtype: torch.dtype = torch.float32) -> Tensor:
+def prepare(
+    inputs: Tensor,
+    data: DataSet,
+    dtype: torch.dtype = torch.float32,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> Tensor:
     """A batch as input for a model: floating point, bytes scaled to [0, 1], normalised if `data` has a mean.
 
     It does not synchronise with the device, and may be part of a captured graph.
     """
     if data.tokens:
         return inputs
-    scaled = inputs.to(dtype) / data.peak if inputs.dtype == torch.uint8 else inputs.to(dtype)
+    scaled = inputs.to(dtype, memory_format=memory_format)
+    if inputs.dtype == torch.uint8:
+        scaled = scaled / data.peak
     if not data.mean:
         return scaled
     shift, scale = _constants(data.mean, data.std, scaled.device, dtype)

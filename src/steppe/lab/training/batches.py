@@ -78,6 +78,7 @@ class Batches:
     def __init__(self, recipe: Recipe, data: DataSet, needs: Set[str], device: torch.device, rank: int, ranks: int):
         self.recipe, self.data, self.device, self.rank, self.ranks = recipe, data, device, rank, ranks
         self.dtype = torch.float64 if recipe.precision == "float64" else torch.float32
+        self.memory_format = torch.preserve_format  # of inputs
         # Rows are held out for the second batch only if the method uses one: other methods train on all rows.
         self.auxiliary, self.held_out = recipe.second_batch(needs, len(data.train))
         self._whose_turn = torch.randperm(len(data.train), generator=generator_for(recipe.seed, "held out"))
@@ -167,7 +168,7 @@ class Batches:
             from ..data.augmentation import augment
 
             inputs = augment(inputs, recipe.augmentation, self._generator.manual_seed(seed), self.data, flipped)
-        inputs = prepare(inputs, self.data, self.dtype)
+        inputs = prepare(inputs, self.data, self.dtype, self.memory_format)
         if recipe.mixup:
             from ..data.augmentation import mixup
 
@@ -177,7 +178,7 @@ class Batches:
     def of_test(self, size: int = 1000) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of the test set, in stored order."""
         for inputs, targets in self.data.batches("test", size):
-            yield prepare(inputs, self.data, self.dtype), targets
+            yield prepare(inputs, self.data, self.dtype, self.memory_format), targets
 
 
 class StackedBatches(Batches):

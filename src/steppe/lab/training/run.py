@@ -108,6 +108,11 @@ class Run:
         self._first_lrs = [group["lr"] for group in self.optimizer.param_groups]  # schedules scale them
         self.scaler = scaler(recipe.precision, self.device)
         self.batches = Batches(recipe, self.data, method.needs, self.device, ranks.rank, ranks.world)
+        convolves = any(isinstance(layer, nn.Conv2d) for layer in self.net.modules())
+        if self.device.type == "cuda" and convolves and len(self.data.input_shape) == 3:
+            self.batches.memory_format = (
+                torch.channels_last
+            )  # or a layer before the first convolution has the slow format
         self.optimizer.method = for_steps(method, recipe.epochs * self.batches.steps, self.batches.epoch_steps)
         self.average = average_of(recipe, self.net, recipe.epochs * self.batches.steps, ranks)
         exact = torch.float32 if self.device.type == "mps" else torch.float64
