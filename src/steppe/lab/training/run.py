@@ -110,9 +110,7 @@ class Run:
         self.batches = Batches(recipe, self.data, method.needs, self.device, ranks.rank, ranks.world)
         convolves = any(isinstance(layer, nn.Conv2d) for layer in self.net.modules())
         if self.device.type == "cuda" and convolves and len(self.data.input_shape) == 3:
-            self.batches.memory_format = (
-                torch.channels_last
-            )  # or a layer before the first convolution has the slow format
+            self.batches.memory_format = torch.channels_last  # for the layers before the first convolution
         self.optimizer.method = for_steps(method, recipe.epochs * self.batches.steps, self.batches.epoch_steps)
         self.average = average_of(recipe, self.net, recipe.epochs * self.batches.steps, ranks)
         exact = torch.float32 if self.device.type == "mps" else torch.float64
