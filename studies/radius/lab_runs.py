@@ -1,6 +1,6 @@
 """Rounds whose nets or lengths the populations do not have: each training is a run of the lab, one after another.
 
-    python studies/radius/lab_runs.py vit|size --data FOLDER [--worker 0 --workers 2]
+    python studies/radius/lab_runs.py vit|size|relay|relay-all|half --data FOLDER [--worker 0 --workers 2]
 
 A line of `records/STAGE-WORKER.jsonl` is a regime and a candidate, with lists over the seeds, as in the other records.
 What a record file holds already is not trained again.
@@ -19,13 +19,20 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from relay import RelayBatches
 from run import done
 
 from steppe.lab.recipe.recipe import Recipe
+from steppe.lab.training import run as training
+from steppe.lab.training.batches import Batches
 from steppe.lab.training.run import Run
+from steppe.papers.definitions.frontier import REGIMES
 
 RECORDS = Path(__file__).parent / "records"
-SEEDS = {"vit": range(100, 105), "size": range(100, 103)}
+SEEDS = {
+    "vit": range(100, 105), "size": range(100, 103), "relay": range(100, 103), "relay-all": range(3),
+    "half": range(100, 103),
+}  # fmt: skip
 RADII = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 VIT = Recipe.of({
     "data": "fashion-mnist", "share": 0.1, "model": "vit-tiny", "base": "adamw", "lr": 1e-3, "weight_decay": 0.05,
@@ -52,13 +59,18 @@ class Seldom(Run):
 
 def jobs(stage: str) -> list[tuple[str, str, Recipe]]:
     """Regime, candidate, and the recipe without its seed; what a stage is about comes first."""
-    return sorted(_jobs(stage), key=lambda job: not job[1].startswith(("window", "gap")))
+    first = ("relay", "half") if stage.startswith(("relay", "half")) else ("window", "gap")
+    return sorted(_jobs(stage), key=lambda job: not job[1].startswith(first))
 
 
 def _jobs(stage: str) -> Iterator[tuple[str, str, Recipe]]:
-    for labels, noise in NOISE.items():
+    for labels, noise in reversed(NOISE.items()) if stage.startswith(("relay", "half")) else NOISE.items():
         if stage == "vit":
             yield from vit(f"fashion-{labels}-adamw", replace(VIT, label_noise=noise))
+        elif stage == "half":
+            yield from half(labels, noise)
+        elif stage.startswith("relay"):
+            yield from relay(stage, labels, noise)
         else:
             yield from size(f"cifar-{labels}-fifth", replace(CNN, label_noise=noise))
 
@@ -80,6 +92,41 @@ def size(regime: str, base: Recipe) -> Iterator[tuple[str, str, Recipe]]:
         yield regime, f"sam rho={rho:g}", replace(base, method=f"sam:rho={rho}")
 
 
+def relay(stage: str, labels: str, noise: float) -> Iterator[tuple[str, str, Recipe]]:
+    """The tenth round: who is held out is relieved group by group; and the bound on ρ, `backtrack`, in each form."""
+    if stage == "relay-all":
+        recipe = replace(next(one for one in REGIMES if one.name == f"cifar-{labels}").recipe, average="")
+        for settings in ("", "backtrack=0.03"):
+            yield f"cifar-{labels}", f"relay {settings} hold=1000", _relay(recipe, settings, 1000)
+        return
+    tenth = replace(next(one for one in REGIMES if one.name == "cifar-tenth").recipe, average="")
+    for regime, recipe, count in (
+        (f"cifar-{labels}-fifth", replace(CNN, label_noise=noise), 500), ("cifar-tenth", tenth, 250),
+    ):  # fmt: skip
+        if regime == "cifar-tenth" and not noise:
+            continue  # once
+        for settings in ("", "backtrack=0.03"):
+            yield regime, f"relay {settings} hold={count}", _relay(recipe, settings, count)
+        for name, held in ((IN_TURNS.format(count), f"in-turns:{count}"), (ALWAYS.format(100), "held-out:100")):
+            bounded = replace(recipe, method="gapsam:backtrack=0.03", auxiliary=held)
+            if regime != "cifar-tenth" or str(count) in held:  # the map has the other
+                yield regime, f"{name} backtrack=0.03", bounded
+
+
+def half(labels: str, noise: float) -> Iterator[tuple[str, str, Recipe]]:
+    """The tenth round, second part: in turns, and ρ does not fall in the first half of a turn."""
+    fifth = replace(CNN, label_noise=noise)
+    tenth = replace(next(one for one in REGIMES if one.name == "cifar-tenth").recipe, average="")
+    for regime, recipe, count in ((f"cifar-{labels}-fifth", fifth, 500), ("cifar-tenth", tenth, 250)):
+        if regime != "cifar-tenth" or noise:
+            method, auxiliary = "relay:Half:backtrack=0.03", f"in-turns:{count}"
+            yield regime, f"half backtrack=0.03 hold={count}", replace(recipe, method=method, auxiliary=auxiliary)
+
+
+def _relay(recipe: Recipe, settings: str, count: int) -> Recipe:
+    return replace(recipe, method=f"relay:Relay:{settings}".rstrip(":"), auxiliary=f"in-turns:{count}")
+
+
 def both_forms(regime: str, base: Recipe, in_turns: int, always: int) -> Iterator[tuple[str, str, Recipe]]:
     """GapSAM with examples held out in turns, and with the same ones held out always."""
     yield regime, IN_TURNS.format(in_turns), replace(base, method="gapsam", auxiliary=f"in-turns:{in_turns}")
@@ -88,6 +135,7 @@ def both_forms(regime: str, base: Recipe, in_turns: int, always: int) -> Iterato
 
 def trained(recipe: Recipe, root: Path) -> dict[str, Any]:
     """The record of a finished training."""
+    training.Batches = RelayBatches if "Relay" in recipe.method else Batches  # pyright: ignore[reportPrivateImportUsage]
     run = Seldom(recipe, data_root=root)
     run.points = POINTS if recipe.average else 1
     for _ in run.train():
@@ -106,9 +154,7 @@ def line_of(stage: str, regime: str, candidate: str, records: list[dict[str, Any
             if "test_accuracy" in row.get("averaged", {}):
                 averaged = percent(row["averaged"]["test_accuracy"])
                 accuracy.setdefault(f"{row['epoch']} averaged", []).append(averaged)
-    rho = (
-        [[row["metrics"]["rho"] for row in own] for own in epochs] if "gapsam" in records[0]["recipe"]["method"] else []
-    )
+    rho = [[row["metrics"]["rho"] for row in own] for own in epochs] if "rho" in epochs[0][0].get("metrics", {}) else []
     where = records[0]["environment"]
     return {
         "regime": regime, "candidate": candidate, "seeds": [*SEEDS[stage]], "accuracy": accuracy,

@@ -186,3 +186,22 @@ def cifar_cosine() -> list[Job]:
     ]
     seeds = tuple(range(200, 204))
     return [Job(cifar, "scaled", settings, seeds, fixed, 500, 100) for settings, fixed in candidates]
+
+
+def relay(seeds: range, shares: tuple[float, ...], settings: tuple[dict[str, float], ...]) -> list[Job]:
+    """The tenth round: groups that relieve each other, with a share of the examples in both together."""
+    jobs = []
+    for share in shares:
+        for group in GROUPS:
+            examples = group[0].first or 1437
+            hold = max(4, 2 * round(share * examples / 2))
+            fixed = {"pass_steps": (examples - hold) // group[0].batch}
+            jobs.append(Job(group, "relay", settings, tuple(seeds), fixed, hold, None, "relay"))
+    return jobs
+
+
+def half(seeds: range) -> list[Job]:
+    """The tenth round, second part: the gap in turns whose ρ does not fall in the first half of a turn."""
+    later = {"leap": 2.0, "quarter": 0.125, "half": 0.5}
+    holds = [(group, 64 if group in GROUPS[:2] else 7) for group in GROUPS]
+    return [windows(group, ({"times": 2.0},), seeds=seeds, more=later, hold=hold) for group, hold in holds]

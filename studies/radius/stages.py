@@ -234,6 +234,8 @@ STAGES: dict[str, Callable[[], list[Job]]] = {
     "leaps-parts": scaled_stages.leap_parts,
     "leaps-fresh": scaled_stages.leaps_fresh,
     "leaps-mnist": scaled_stages.leaps_mnist,
+    "relay-digits": lambda: scaled_stages.relay(range(12), (0.045, 0.09), ({"backtrack": 0.0}, {"backtrack": 0.03})),
+    "half": lambda: scaled_stages.half(range(12)),
     "cifar-cosine": scaled_stages.cifar_cosine,
     "cosine-toy": lambda: [
         replace(job, regimes=tuple(replace(r, marks=(1,), first=1000) for r in job.regimes), seeds=(0,), hold=100)

@@ -15,6 +15,7 @@ from candidates import GapRadius, PairRadius, SlopeRadius, TrialRadius
 from nets import Net
 from population import Base, Population, Replayed
 from regimes import Examples, Regime, examples, initial_weights, noisy
+from relay import RelayRadius, held_in_relay
 from scaled import ScaledRadius, WindowRadius
 from torch import Tensor
 
@@ -29,6 +30,7 @@ METHODS = FIXED | {
     "trial": TrialRadius,
     "scaled": ScaledRadius,
     "window": WindowRadius,
+    "relay": RelayRadius,
 }
 POINTS = 20  # along a training at which ρ and losses are kept
 
@@ -102,6 +104,8 @@ def held_in(scheme: str, order: Tensor, hold: int, epoch: int) -> tuple[Tensor, 
     times as often as that. "previous": none; the auxiliary batch is the one
     that was trained on in the step before.
     """
+    if scheme == "relay":  # two groups, of which one is looked at
+        return held_in_relay(order, hold, epoch)
     if scheme == "previous":
         return order[:, :0], order
     if scheme == "shrink":

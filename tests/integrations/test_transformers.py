@@ -17,7 +17,12 @@ from helpers.problems import batchnorm_dropout, digits, seeded
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 
-from steppe.integrations.transformers import SharpnessAwareMixin, SharpnessAwareTrainer  # noqa: E402
+from steppe.integrations.flat_lora import FlatLoRA  # noqa: E402
+from steppe.integrations.transformers import (  # noqa: E402
+    FlatLoRACallback,
+    SharpnessAwareMixin,
+    SharpnessAwareTrainer,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -231,15 +236,15 @@ class StopAt(transformers.TrainerCallback):
         control.should_training_stop = state.global_step == self.step
 
 
-def test_adapters_train_and_the_frozen_weights_stay(tmp_path):
+def adapted() -> Any:
     peft = pytest.importorskip("peft")
+    model = language_model()
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.1)
+    torch.manual_seed(0)
+    return peft.get_peft_model(model, config)
 
-    def adapted() -> Any:
-        model = language_model()
-        config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.1)
-        torch.manual_seed(0)
-        return peft.get_peft_model(model, config)
 
+def test_adapters_train_and_the_frozen_weights_stay(tmp_path):
     model, expected = adapted(), adapted()
     before = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
     _, start = train_language_model(tmp_path, "SAM", 3, model, learning_rate=1e-2)
@@ -249,6 +254,26 @@ def test_adapters_train_and_the_frozen_weights_stay(tmp_path):
     assert_same(model, expected)
     assert before and all(torch.equal(p, before[name]) for name, p in model.named_parameters() if name in before)
     assert any(bool(p.any()) for name, p in model.named_parameters() if "lora_B" in name)
+
+
+def test_flat_lora_knows_how_long_training_is(tmp_path):
+    model, expected, start = adapted(), adapted(), Start()
+    args = arguments(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=3, learning_rate=1e-2)
+    callbacks = [FlatLoRACallback(sigma=0.5), start]
+    SharpnessAwareTrainer(model, args, train_dataset=text(), method=METHODS["SAM"], callbacks=callbacks).train()
+    windows, loss_of = per_token(expected, windows_of(batches_of(text(), 4), 3))
+    noise = FlatLoRA(expected, sigma=0.5)
+
+    def with_progress(item: tuple[int, Any]) -> Tensor:
+        noise.progress = item[0] / len(windows)
+        return loss_of(item[1])
+
+    torch.set_rng_state(start.state)
+    numbered = [[(step, item) for item in window] for step, window in enumerate(windows)]
+    by_hand(expected, METHODS["SAM"], numbered, with_progress, lr=1e-2, clip=0.5)
+    noise.remove()
+    assert_same(model, expected)
+    assert not [layer for layer in model.modules() if "forward" in vars(layer)]
 
 
 class OwnLoss(SharpnessAwareMixin, transformers.Trainer):

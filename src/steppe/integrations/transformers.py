@@ -22,6 +22,7 @@ from ..method import Method
 from ..optimizer import SharpnessAware
 from .accelerate import require_supported, unwrapped
 from .bookkeeping import Bookkeeping
+from .flat_lora import FlatLoRA
 from .micro_batches import Auxiliary, Replay, attach, unsynchronised
 
 
@@ -233,3 +234,28 @@ def _trl_defines(trainer: Any, name: str) -> bool:
 
 class SharpnessAwareTrainer(SharpnessAwareMixin, transformers.Trainer):
     """A `transformers.Trainer` with sharpness-aware steps; see `SharpnessAwareMixin`."""
+
+
+class FlatLoRACallback(transformers.TrainerCallback):
+    """`FlatLoRA` in any Trainer, whose length it knows: ``Trainer(..., callbacks=[FlatLoRACallback(sigma=0.05)])``.
+
+    It needs no other class of this module, and works with `SharpnessAwareTrainer` too.
+    """
+
+    def __init__(self, sigma: float = 0.05):
+        self.sigma = sigma
+        self._noise: FlatLoRA | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the first step."""
+        self._noise = FlatLoRA(kwargs["model"], self.sigma)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before each step of the optimizer."""
+        if self._noise is not None:
+            self._noise.progress = min(state.global_step / max(state.max_steps, 1), 1.0)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After the last step."""
+        if self._noise is not None:
+            self._noise.remove()

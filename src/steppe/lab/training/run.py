@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ...averaging import Averaging, averaging
 from ...graphs.capture import capture
 from ...graphs.replayed import Replayed
+from ...method import Method
 from ...methods.late import for_steps
 from ...optimizer import SharpnessAware
 from ...support.errors import UserError, describe
@@ -95,22 +96,14 @@ class Run:
         set_precision(recipe.precision, self.device)
         self.data = data_for(recipe, data_root, device) if data is None else data
         torch.manual_seed(seed_for(recipe.seed, "weights"))
-        self.net = build(recipe.model, self.data.input_shape, self.data.classes, **dict(recipe.model_settings))
-        self.net.to(self.device, parameter_dtype(recipe.precision))
-        fit_whitening(self.net, self.data)
-        if self.device.type == "cuda":
-            # Convolutions are fastest in this memory format.
-            self.net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.net = self._make_net()
         self.model = ranks.wrapped(self.net, self.device, recipe.compile)
         self._forward = self._make_forward(hides_outputs="outputs" not in method.needs)
         base = make_base(recipe, self.net.parameters(), self.net)
         self.optimizer = SharpnessAware(base, method, model=self.model, seed=seed_for(recipe.seed) % 2**31)
         self._first_lrs = [group["lr"] for group in self.optimizer.param_groups]  # schedules scale them
         self.scaler = scaler(recipe.precision, self.device)
-        self.batches = Batches(recipe, self.data, method.needs, self.device, ranks.rank, ranks.world)
-        convolves = any(isinstance(layer, nn.Conv2d) for layer in self.net.modules())
-        if self.device.type == "cuda" and convolves and len(self.data.input_shape) == 3:
-            self.batches.memory_format = torch.channels_last  # for the layers before the first convolution
+        self.batches = self._make_batches(method)
         self.optimizer.method = for_steps(method, recipe.epochs * self.batches.steps, self.batches.epoch_steps)
         self.average = average_of(recipe, self.net, recipe.epochs * self.batches.steps, ranks)
         exact = torch.float32 if self.device.type == "mps" else torch.float64
@@ -134,6 +127,23 @@ class Run:
         if self.batches.held_out:
             self.record["held_out_examples"] = self.batches.held_out
         self._resume()
+
+    def _make_net(self) -> nn.Module:
+        recipe = self.recipe
+        net = build(recipe.model, self.data.input_shape, self.data.classes, **dict(recipe.model_settings))
+        net.to(self.device, parameter_dtype(recipe.precision))
+        fit_whitening(net, self.data)
+        if self.device.type == "cuda":
+            # Convolutions are fastest in this memory format.
+            net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        return net
+
+    def _make_batches(self, method: Method) -> Batches:
+        batches = Batches(self.recipe, self.data, method.needs, self.device, self.ranks.rank, self.ranks.world)
+        convolves = any(isinstance(layer, nn.Conv2d) for layer in self.net.modules())
+        if self.device.type == "cuda" and convolves and len(self.data.input_shape) == 3:
+            batches.memory_format = torch.channels_last  # for the layers before the first convolution
+        return batches
 
     # One step
 
