@@ -1,6 +1,6 @@
 """Rounds whose nets or lengths the populations do not have: each training is a run of the lab, one after another.
 
-    python studies/radius/lab_runs.py vit|size|relay|relay-all|half --data FOLDER [--worker 0 --workers 2]
+    python studies/radius/lab_runs.py STAGE --data FOLDER [--worker 0 --workers 2]
 
 A line of `records/STAGE-WORKER.jsonl` is a regime and a candidate, with lists over the seeds, as in the other records.
 What a record file holds already is not trained again.
@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from before import BeforeBatches
 from relay import RelayBatches
 from run import done
 
@@ -31,13 +32,18 @@ from steppe.papers.definitions.frontier import REGIMES
 RECORDS = Path(__file__).parent / "records"
 SEEDS = {
     "vit": range(100, 105), "size": range(100, 103), "relay": range(100, 103), "relay-all": range(3),
-    "half": range(100, 103),
+    "half": range(100, 103), "before": range(100, 103), "before-all": range(2), "before-mlp": range(100, 105),
+    "mlp": range(100, 105), "relay-more": range(100, 105),
 }  # fmt: skip
 RADII = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 VIT = Recipe.of({
     "data": "fashion-mnist", "share": 0.1, "model": "vit-tiny", "base": "adamw", "lr": 1e-3, "weight_decay": 0.05,
     "model_settings": {"patch": 7, "width": 48, "depth": 3, "heads": 3}, "batch": 64, "epochs": 30,
     "schedule": "cosine", "warmup": 100,
+})  # fmt: skip
+MLP = Recipe.of({
+    "data": "fashion-mnist", "share": 0.1, "model": "mlp-3", "model_settings": {"hidden": 256}, "base": "adam",
+    "lr": 1e-3, "batch": 100, "epochs": 60,
 })  # fmt: skip
 CNN = Recipe(data="cifar-10", share=0.2, model="cnn-5", base="adam", lr=1e-3, batch=100, epochs=30)
 NOISE = {"clean": 0.0, "40": 0.4}  # the share of wrong labels
@@ -59,16 +65,18 @@ class Seldom(Run):
 
 def jobs(stage: str) -> list[tuple[str, str, Recipe]]:
     """Regime, candidate, and the recipe without its seed; what a stage is about comes first."""
-    first = ("relay", "half") if stage.startswith(("relay", "half")) else ("window", "gap")
+    first = ("relay", "half", "before") if stage.startswith(("relay", "half", "before")) else ("window", "gap")
     return sorted(_jobs(stage), key=lambda job: not job[1].startswith(first))
 
 
 def _jobs(stage: str) -> Iterator[tuple[str, str, Recipe]]:
-    for labels, noise in reversed(NOISE.items()) if stage.startswith(("relay", "half")) else NOISE.items():
+    for labels, noise in reversed(NOISE.items()) if stage.startswith(("relay", "half", "before")) else NOISE.items():
         if stage == "vit":
             yield from vit(f"fashion-{labels}-adamw", replace(VIT, label_noise=noise))
-        elif stage == "half":
-            yield from half(labels, noise)
+        elif stage == "mlp":
+            yield from mlp(f"fashionmlp-{labels}-adam", replace(MLP, label_noise=noise))
+        elif stage.startswith(("half", "before")):
+            yield from offsets(stage, labels, noise)
         elif stage.startswith("relay"):
             yield from relay(stage, labels, noise)
         else:
@@ -80,6 +88,15 @@ def vit(regime: str, base: Recipe) -> Iterator[tuple[str, str, Recipe]]:
     yield regime, "plain", replace(base, average="ema:0.99")
     yield regime, "longer", replace(base, average="ema:0.99", epochs=2 * base.epochs)
     yield from both_forms(regime, base, 300, 64)
+    for rho in RADII:
+        yield regime, f"sam rho={rho:g}", replace(base, method=f"sam:rho={rho}")
+
+
+def mlp(regime: str, base: Recipe) -> Iterator[tuple[str, str, Recipe]]:
+    """The eleventh round: as for the small ViT."""
+    yield regime, "plain", replace(base, average="ema:0.99")
+    yield regime, "longer", replace(base, average="ema:0.99", epochs=2 * base.epochs)
+    yield from both_forms(regime, base, 300, 100)
     for rho in RADII:
         yield regime, f"sam rho={rho:g}", replace(base, method=f"sam:rho={rho}")
 
@@ -99,6 +116,11 @@ def relay(stage: str, labels: str, noise: float) -> Iterator[tuple[str, str, Rec
         for settings in ("", "backtrack=0.03"):
             yield f"cifar-{labels}", f"relay {settings} hold=1000", _relay(recipe, settings, 1000)
         return
+    if stage == "relay-more":
+        for regime, recipe in ((f"fashionmlp-{labels}-adam", MLP), (f"fashion-{labels}-adamw", VIT)):
+            own = _relay(replace(recipe, label_noise=noise), "backtrack=0.03", 300)
+            yield regime, "relay backtrack=0.03 hold=300", own
+        return
     tenth = replace(next(one for one in REGIMES if one.name == "cifar-tenth").recipe, average="")
     for regime, recipe, count in (
         (f"cifar-{labels}-fifth", replace(CNN, label_noise=noise), 500), ("cifar-tenth", tenth, 250),
@@ -113,14 +135,20 @@ def relay(stage: str, labels: str, noise: float) -> Iterator[tuple[str, str, Rec
                 yield regime, f"{name} backtrack=0.03", bounded
 
 
-def half(labels: str, noise: float) -> Iterator[tuple[str, str, Recipe]]:
-    """The tenth round, second part: in turns, and ρ does not fall in the first half of a turn."""
-    fifth = replace(CNN, label_noise=noise)
+def offsets(stage: str, labels: str, noise: float) -> Iterator[tuple[str, str, Recipe]]:
+    """The tenth round, second and third part: in turns, where ρ falls later, or the offset is measured before."""
+    method = "relay:Half:backtrack=0.03" if stage == "half" else "before:Before:backtrack=0.03"
+    candidate = stage.partition("-")[0] + " backtrack=0.03"
     tenth = replace(next(one for one in REGIMES if one.name == "cifar-tenth").recipe, average="")
-    for regime, recipe, count in ((f"cifar-{labels}-fifth", fifth, 500), ("cifar-tenth", tenth, 250)):
-        if regime != "cifar-tenth" or noise:
-            method, auxiliary = "relay:Half:backtrack=0.03", f"in-turns:{count}"
-            yield regime, f"half backtrack=0.03 hold={count}", replace(recipe, method=method, auxiliary=auxiliary)
+    whole = replace(next(one for one in REGIMES if one.name == f"cifar-{labels}").recipe, average="")
+    for kind, regime, recipe, count in (
+        ("", f"cifar-{labels}-fifth", replace(CNN, label_noise=noise), 500),
+        ("", "cifar-tenth", tenth, 250),
+        ("-all", f"cifar-{labels}", whole, 500),
+        ("-mlp", f"fashionmlp-{labels}-adam", replace(MLP, label_noise=noise), 300),
+    ):
+        if stage == candidate.split()[0] + kind and (recipe is not tenth or noise):
+            yield regime, f"{candidate} hold={count}", replace(recipe, method=method, auxiliary=f"in-turns:{count}")
 
 
 def _relay(recipe: Recipe, settings: str, count: int) -> Recipe:
@@ -135,7 +163,9 @@ def both_forms(regime: str, base: Recipe, in_turns: int, always: int) -> Iterato
 
 def trained(recipe: Recipe, root: Path) -> dict[str, Any]:
     """The record of a finished training."""
-    training.Batches = RelayBatches if "Relay" in recipe.method else Batches  # pyright: ignore[reportPrivateImportUsage]
+    own = {"relay:Relay": RelayBatches, "before:Before": BeforeBatches}
+    batches = next((own[name] for name in own if recipe.method.startswith(name)), Batches)
+    training.Batches = batches  # pyright: ignore[reportPrivateImportUsage]
     run = Seldom(recipe, data_root=root)
     run.points = POINTS if recipe.average else 1
     for _ in run.train():

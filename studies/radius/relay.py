@@ -153,6 +153,10 @@ class RelayRadius(_Own):
                 ctx.remember(**{"next.off": off + (held - loss), "next.offs": offs + 1})
             ctx.remember(weight=zero, **{f"mean.{name}": zero for name in ("loss", "rise", "held")})
             return
+        self._moved(ctx, memory, loss, rise, held)
+
+    def _moved(self, ctx: Context, memory: Any, loss: Tensor, rise: Tensor, held: Tensor) -> None:
+        zero = torch.zeros_like(loss)
         new = {"mean.loss": loss, "mean.rise": rise, "mean.held": held}
         kept = {name: self.decay * memory[name] + (1 - self.decay) * value for name, value in new.items()}
         weight = self.decay * memory["weight"] + (1 - self.decay)
@@ -173,3 +177,70 @@ class RelayRadius(_Own):
         rho = torch.where(bounded, torch.minimum(rho, bound), rho).clamp(self.least, self.most)
         ctx.remember(rho=rho, bounded=bounded.to(held.dtype), **best)
         ctx.metrics.update(rho=rho)
+
+
+# The same, with the offset measured in the last pass before a group leaves
+
+
+def looks_at(epoch: int) -> int:
+    """Which group is looked at: in the last pass of a turn the one that leaves next, still trained on; else who acts."""
+    turn = turn_of(epoch)
+    if epoch == 2:
+        return 2
+    return turn + 2 if turn_of(epoch + 1) > turn else turn
+
+
+def held_in_early(order: Tensor, hold: int, epoch: int) -> tuple[Tensor, Tensor]:
+    """The rows that are looked at in a pass (from 0), and those that are trained on."""
+    half, turn, seen = hold // 2, turn_of(epoch + 1), looks_at(epoch + 1)
+    looked_at = order.roll(-seen * half, 1)[:, :half]
+    return looked_at, order.roll(-turn * half, 1)[:, 2 * half :]
+
+
+@dataclass(frozen=True)
+class EarlyRadius(RelayRadius):
+    """`RelayRadius` with that offset."""
+
+    def kind(self, step: int) -> str:
+        """What an update does; after "shift-" the offsets of the groups move up first."""
+        epoch = step // self.pass_steps + 1
+        turn = turn_of(epoch)
+        begins = step - (2**turn - 1) * self.pass_steps < self.period
+        first = step - (epoch - 1) * self.pass_steps < self.period
+        if epoch == 2:
+            return "shift-next" if first else "next"
+        if turn_of(epoch + 1) > turn:
+            return "begin" if first else "offset"
+        return "shift-move" if begins else "move"
+
+    def phase(self, step: int) -> int:
+        """Each kind of update is a phase of its own."""
+        if step % self.period:
+            return 0
+        kinds = ("shift-next", "next", "begin", "offset", "shift-move", "move")
+        return 1 if step == 0 else 2 + kinds.index(self.kind(step))
+
+    def memory(self, space: Space) -> Memory:
+        """One offset more."""
+        return {**super().memory(space), "last.off": space.zero(), "last.offs": space.zero()}
+
+    def _update(self, ctx: Context, loss: Tensor, rise: Tensor, held: Tensor) -> None:
+        kind, zero = self.kind(ctx.step), torch.zeros_like(loss)
+        memory = dict(ctx.memory)
+        if kind.startswith("shift"):
+            memory |= {"off": memory["next.off"], "offs": memory["next.offs"], "weight": zero}
+            memory |= {"next.off": memory["last.off"], "next.offs": memory["last.offs"]}
+            memory |= {f"mean.{name}": zero for name in ("loss", "rise", "held")}
+        if kind == "shift-next":
+            memory |= {"next.off": zero, "next.offs": zero}
+        if kind == "begin":
+            memory |= {"last.off": zero, "last.offs": zero}
+        if kind.endswith("next"):
+            memory |= {"next.off": memory["next.off"] + (held - loss), "next.offs": memory["next.offs"] + 1}
+        if kind in ("begin", "offset"):
+            memory |= {"last.off": memory["last.off"] + (held - loss), "last.offs": memory["last.offs"] + 1}
+        if ctx.step == 0:
+            memory["first"] = held
+        ctx.remember(**{name: value for name, value in memory.items() if name not in ("loss", "rise", "count")})
+        if kind.endswith("move"):
+            self._moved(ctx, memory, loss, rise, held)

@@ -188,7 +188,9 @@ def cifar_cosine() -> list[Job]:
     return [Job(cifar, "scaled", settings, seeds, fixed, 500, 100) for settings, fixed in candidates]
 
 
-def relay(seeds: range, shares: tuple[float, ...], settings: tuple[dict[str, float], ...]) -> list[Job]:
+def relay(
+    seeds: range, shares: tuple[float, ...], settings: tuple[dict[str, float], ...], form: str = "relay"
+) -> list[Job]:
     """The tenth round: groups that relieve each other, with a share of the examples in both together."""
     jobs = []
     for share in shares:
@@ -196,7 +198,7 @@ def relay(seeds: range, shares: tuple[float, ...], settings: tuple[dict[str, flo
             examples = group[0].first or 1437
             hold = max(4, 2 * round(share * examples / 2))
             fixed = {"pass_steps": (examples - hold) // group[0].batch}
-            jobs.append(Job(group, "relay", settings, tuple(seeds), fixed, hold, None, "relay"))
+            jobs.append(Job(group, form, settings, tuple(seeds), fixed, hold, None, form))
     return jobs
 
 
@@ -205,3 +207,23 @@ def half(seeds: range) -> list[Job]:
     later = {"leap": 2.0, "quarter": 0.125, "half": 0.5}
     holds = [(group, 64 if group in GROUPS[:2] else 7) for group in GROUPS]
     return [windows(group, ({"times": 2.0},), seeds=seeds, more=later, hold=hold) for group, hold in holds]
+
+
+def before(seeds: range) -> list[Job]:
+    """The tenth round, last part: the offset is measured in the pass before a turn."""
+    jobs = []
+    for group, hold in [(group, 64 if group in GROUPS[:2] else 7) for group in GROUPS]:
+        fixed = {"pass_steps": ((group[0].first or 1437) - hold) // group[0].batch, "leap": 2.0}
+        jobs.append(
+            Job(
+                group,
+                "before",
+                tuple({"times": times} for times in (1.0, 1.5, 2.0)),
+                tuple(seeds),
+                fixed,
+                hold,
+                None,
+                "before",
+            )
+        )
+    return jobs

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from before import BeforeRadius, held_in_before
 from candidates import GapRadius, PairRadius, SlopeRadius, TrialRadius
 from nets import Net
 from population import Base, Population, Replayed
 from regimes import Examples, Regime, examples, initial_weights, noisy
-from relay import RelayRadius, held_in_relay
+from relay import EarlyRadius, RelayRadius, held_in_early, held_in_relay
 from scaled import ScaledRadius, WindowRadius
 from torch import Tensor
 
@@ -31,6 +32,8 @@ METHODS = FIXED | {
     "scaled": ScaledRadius,
     "window": WindowRadius,
     "relay": RelayRadius,
+    "early": EarlyRadius,
+    "before": BeforeRadius,
 }
 POINTS = 20  # along a training at which ρ and losses are kept
 
@@ -104,6 +107,10 @@ def held_in(scheme: str, order: Tensor, hold: int, epoch: int) -> tuple[Tensor, 
     times as often as that. "previous": none; the auxiliary batch is the one
     that was trained on in the step before.
     """
+    if scheme == "before":  # in turns; those who are next are looked at in the pass before
+        return held_in_before(order, hold, epoch)
+    if scheme == "early":
+        return held_in_early(order, hold, epoch)
     if scheme == "relay":  # two groups, of which one is looked at
         return held_in_relay(order, hold, epoch)
     if scheme == "previous":
