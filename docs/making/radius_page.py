@@ -21,8 +21,8 @@ CEILING = "cap=0.8"  # its ceiling, which came after most of the runs
 IN_TURNS = {"times=2", "leap=2.0", "quarter=0.125", "half=0.25"}  # the same where examples are held out in turns
 GRID = ("0.02", "0.05", "0.1", "0.2", "0.5", "1")
 DATA = {
-    "digits": "digits, MLP", "mnist": "MNIST, CNN-3", "fashion": "Fashion-MNIST, ViT", "cifar": "CIFAR-10, CNN-5",
-    "mlp3": "CIFAR-10, MLP-3",
+    "digits": "digits, MLP", "mnist": "MNIST, CNN-3", "fashionmlp": "Fashion-MNIST, MLP-3",
+    "fashion": "Fashion-MNIST, ViT", "cifar": "CIFAR-10, CNN-5", "mlp3": "CIFAR-10, MLP-3",
 }  # fmt: skip
 KINDS = {"clean": "clean", "tenth": "a tenth of the data", "fifth": "a fifth of the data"}
 BASES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}

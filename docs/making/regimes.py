@@ -22,7 +22,7 @@ ONCE = "Each example is seen once or twice, as in pretraining"
 ADVICE = {
     NOISY: "Stop early and average the weights first: both cost no gradients. Then try GapSAM, SAM or ASAM.",
     FITS: "Try GapSAM, or SAM with a tuned radius.",
-    SMALL: "With thousands of examples: try SAM, with a tuned radius. With a few hundred: train longer instead.",
+    SMALL: "With thousands of examples: try GapSAM, or SAM with a tuned radius. With a few hundred: train longer.",
     CLEAN: "Keep the base: no gain, or a small loss.",
     ONCE: "Keep the base. See more examples instead, or train longer on the same ones.",
     TUNE: "Keep the base, with a tuned learning rate: no difference was seen.",
@@ -40,9 +40,12 @@ FROM_MAP = {
     "language": (ONCE, "language"),
 }  # by the name of a row: the situation and the regime
 FROM_STUDY = {
-    "vit-40": (NOISY, "6 000 images of Fashion-MNIST, 40 % wrong labels, small ViT", "fashion-40-adamw"),
-    "vit-clean": (SMALL, "6 000 images of Fashion-MNIST, small ViT", "fashion-clean-adamw"),
-}  # by the name of a row: the situation, what was run, and the regime of the radius study
+    "vit-40": (NOISY, "6 000 images of Fashion-MNIST, 40 % wrong labels, small ViT", "vit", "fashion-40-adamw"),
+    "mlp-40": (NOISY, "6 000 images of Fashion-MNIST, 40 % wrong labels, MLP-3", "mlp", "fashionmlp-40-adam"),
+    "vit-clean": (SMALL, "6 000 images of Fashion-MNIST, small ViT", "vit", "fashion-clean-adamw"),
+    "mlp-clean": (SMALL, "6 000 images of Fashion-MNIST, MLP-3", "mlp", "fashionmlp-clean-adam"),
+}  # by the name of a row: the situation, what was run, and the stage and the regime of the radius study
+ENDS = {"vit": ("AdamW", "30"), "mlp": ("Adam", "60")}  # the base of a stage, and its epochs
 FROM_SITUATIONS = {
     "once": (
         ONCE,
@@ -103,9 +106,10 @@ def rows() -> dict[str, Measured]:
     for key, (situation, where, bases) in FROM_SITUATIONS.items():
         gap = from_situations(key, bases, "gapsam") if "gapsam" in runs_in(key) else None
         made[key] = Measured(situation, f"{where}, {radius_in(key)}", from_situations(key, bases), gap=gap)
-    for key, (situation, where, regime) in FROM_STUDY.items():
-        gain, gap = (from_study(regime, candidate) for candidate in ("sam rho=0.05", GAPSAM))
-        made[key] = Measured(situation, f"{where}, AdamW, 30 epochs, default ρ", gain, gap=gap)
+    for key, (situation, where, stage, regime) in FROM_STUDY.items():
+        gain, gap = (from_study(stage, regime, candidate) for candidate in ("sam rho=0.05", GAPSAM))
+        base, epochs = ENDS[stage]
+        made[key] = Measured(situation, f"{where}, {base}, {epochs} epochs, default ρ", gain, gap=gap)
     for key, (situation, name) in FROM_MAP.items():
         if (found := from_map(situation, name)) is not None:
             made[key] = found
@@ -115,16 +119,18 @@ def rows() -> dict[str, Measured]:
 GAPSAM = "window times=2 leap=2.0 quarter=0.125 half=0.25 hold=300 scheme=double"
 
 
-def from_study(regime: str, candidate: str) -> Any:
-    """A candidate of the eighth round of the radius study less the form of AdamW that is hardest to beat."""
-    found, rivals = study("vit"), {}
-    for name, label in (("plain", "AdamW"), ("longer", "AdamW, 2x longer")):
-        curves = found[regime, name]
+def from_study(stage: str, regime: str, candidate: str) -> Any:
+    """A candidate of a stage of the radius study less the form of the base that is hardest to beat."""
+    found, rivals, (base, epochs) = study(stage), {}, ENDS[stage]
+    for name, label in (("plain", base), ("longer", f"{base}, 2x longer")):
+        early = found.get((regime, "early"), {})  # the first epochs of the same trainings, tested more often
+        curves = {**found[regime, name], **early}
         for average in (False, True):
-            shown = [values for mark, values in curves.items() if mark.endswith("averaged") == average]
+            shown = {mark: values for mark, values in curves.items() if mark.endswith("averaged") == average}
             kind = label + ", EMA 0.99" * average
-            rivals[kind], rivals[f"{kind}, stopped early"] = shown[-1], max(shown, key=sum)
-    return hardest_rival(found[regime, candidate]["30"], rivals)
+            last = max(shown, key=lambda mark: int(mark.split()[0]))
+            rivals[kind], rivals[f"{kind}, stopped early"] = shown[last], max(shown.values(), key=sum)
+    return hardest_rival(found[regime, candidate][epochs], rivals)
 
 
 @cache

@@ -183,7 +183,7 @@ class RelayRadius(_Own):
 
 
 def looks_at(epoch: int) -> int:
-    """Which group is looked at: in the last pass of a turn the one that leaves next, still trained on; else who acts."""
+    """The group that is looked at: in the last pass of a turn the one that leaves next , else the one that acts."""
     turn = turn_of(epoch)
     if epoch == 2:
         return 2

@@ -198,6 +198,34 @@ def test_the_page_says_what_the_transformer_says():
         assert row.gain.verdict == row.gap.verdict == "no difference seen"
 
 
+def test_the_page_says_what_mlp_3_says():
+    clean, noisy = (ROWS[f"fashionmlp-{labels}-adam", 60] for labels in ("clean", "40"))
+    lists = [values for row in (clean, noisy) for values in (row.turns, row.gap, row.base, *row.sam.values())]
+    assert {len(values) for values in lists} == {5} and len(clean.sam) == len(noisy.sam) == 6
+    assert clean.judged(clean.turns) == noisy.judged(noisy.turns) == (True, True)
+    best = [mean(row.sam[row.best]) for row in (clean, noisy)]
+    numbers = [mean(clean.turns), mean(noisy.turns), *best, mean(clean.base), mean(noisy.base)]
+    assert (
+        "({:.1f} and {:.1f} %, the best radius {:.1f} and {:.1f}, Adam {:.1f} and {:.1f}; n = 5)".format(*numbers)
+        in TEXT
+    )
+    early = next(r["accuracy"] for r in page.records() if (r["regime"], r["candidate"]) == (noisy.regime, "early"))
+    mark = max((mark for mark in early if "averaged" in mark), key=lambda mark: sum(early[mark]))
+    turns, always, sam = (page.cell(values) for values in (noisy.turns, noisy.gap, noisy.sam[noisy.best]))
+    assert f"in turns {turns} %, the same 100 held out always {always} %, though" in TEXT
+    assert (
+        f"the best radius, {sam} %. Adam averaged and stopped at epoch {mark.split()[0]} has {page.cell(early[mark])} %"
+        in TEXT
+    )
+    curve = next(r["rho"] for r in page.records() if r["regime"] == noisy.regime and page.in_turns(r["candidate"]))
+    assert f"ρ falls from {curve[32]:.1f} to {min(curve[32:48]):.1f}" in TEXT
+    relay = next(r["accuracy"]["60"] for r in page.records()
+                 if r["regime"] == noisy.regime and r["candidate"].startswith("relay"))  # fmt: skip
+    assert f"mend that ({page.cell(relay)} %)" in TEXT
+    rows = making("regimes").rows()
+    assert rows["mlp-clean"].gap.verdict == "better" and rows["mlp-40"].gap.verdict == "worse"
+
+
 def test_the_page_says_what_ten_thousand_examples_say():
     clean, noisy = (ROWS[f"cifar-{labels}-fifth", 30] for labels in ("clean", "40"))
     assert {len(values) for row in (clean, noisy) for values in (row.turns, row.gap, row.base, row.sam["1"])} == {3}
