@@ -264,3 +264,12 @@ def test_second_derivatives_pass_through():
         return torch.autograd.grad(F.cross_entropy(model(x), y), x, create_graph=True)[0]
 
     assert torch.autograd.gradcheck(gradient, (x,))
+
+
+def test_the_seed_is_drawn_on_the_cpu_whatever_the_default_device():
+    model = adapted()
+    FlatLoRA(model, SIGMA)
+    x, _ = batch()
+    with torch.device("meta"):
+        output = model(x)
+    assert output.device.type == "cpu"

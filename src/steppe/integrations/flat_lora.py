@@ -137,7 +137,7 @@ class _Noisy:
             raise RuntimeError("FlatLoRA does not work with tensor parallelism: a rank has a part of a weight only")
         if layer.weight.requires_grad:
             raise RuntimeError("FlatLoRA is for adapters of frozen weights, but an adapted weight requires a gradient")
-        seed = int(torch.randint(2**62, ()))
+        seed = int(torch.randint(2**62, (), device="cpu"))
         device = inputs.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         outputs = _NoisyProduct.apply(inputs.to(dtype), weight, strength * _scales(adapter, weight), seed)

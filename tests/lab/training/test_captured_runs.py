@@ -67,9 +67,8 @@ def test_several_at_once_equal_one_at_a_time(method, exact):
 def test_images_have_the_memory_format_of_the_first_convolution(model, expected):
     """In the other format the layers before it take longer; an MLP would copy such images in each look."""
     grey = data_for(recipe("plain"))
-    colour = [
-        Split(split.inputs.expand(-1, 3, -1, -1).contiguous(), split.targets) for split in (grey.train, grey.test)
-    ]
+    whole = [part.take(torch.arange(len(part))) for part in (grey.train, grey.test)]
+    colour = [Split(inputs.expand(-1, 3, -1, -1).contiguous(), targets) for inputs, targets in whole]
     data = replace(grey, train=colour[0], test=colour[1]).to("cuda")
     run = train.Run(replace(recipe("plain"), model=model), device="cuda", data=data)
     training, test = next(iter(run.batches.of_epoch(1))), next(iter(run.batches.of_test()))
