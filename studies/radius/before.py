@@ -34,10 +34,8 @@ class BeforeBatches(Batches):
 
     def split(self, epoch: int) -> tuple[Tensor, Tensor]:
         """The rows that are looked at in an epoch, and those that are trained on."""
-        count = self.held_out
-        order = self._whose_turn.roll(-turn_of(epoch) * count)
-        looked_at = order[count : 2 * count] if is_last(epoch) else order[:count]
-        return looked_at.sort().values, order[count:].sort().values
+        looked_at, trained_on = held_in_before(self._whose_turn[None], self.held_out, epoch - 1)
+        return looked_at[0].sort().values, trained_on[0].sort().values
 
 
 @dataclass(frozen=True)

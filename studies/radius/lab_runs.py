@@ -33,7 +33,7 @@ RECORDS = Path(__file__).parent / "records"
 SEEDS = {
     "vit": range(100, 105), "size": range(100, 103), "relay": range(100, 103), "relay-all": range(3),
     "half": range(100, 103), "before": range(100, 103), "before-all": range(2), "before-mlp": range(100, 105),
-    "mlp": range(100, 105), "relay-more": range(100, 105),
+    "half-mlp": range(100, 105), "mlp": range(100, 105), "relay-more": range(100, 105),
 }  # fmt: skip
 RADII = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 VIT = Recipe.of({
@@ -138,7 +138,7 @@ def relay(stage: str, labels: str, noise: float) -> Iterator[tuple[str, str, Rec
 
 def offsets(stage: str, labels: str, noise: float) -> Iterator[tuple[str, str, Recipe]]:
     """The tenth round, second and third part: in turns, where ρ falls later, or the offset is measured before."""
-    method = "relay:Half:backtrack=0.03" if stage == "half" else "before:Before:backtrack=0.03"
+    method = "relay:Half:backtrack=0.03" if stage.startswith("half") else "before:Before:backtrack=0.03"
     candidate = stage.partition("-")[0] + " backtrack=0.03"
     tenth = replace(next(one for one in REGIMES if one.name == "cifar-tenth").recipe, average="")
     whole = replace(next(one for one in REGIMES if one.name == f"cifar-{labels}").recipe, average="")

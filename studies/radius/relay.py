@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from candidates import _Own
+from scaled import WindowRadius
 from torch import Tensor
 
 from steppe.auxiliary import turn_of
 from steppe.lab.training.batches import Batches
-from steppe.method import HERE, Context, Look, Looks, Memory, Number, ascent
+from steppe.method import Context, Memory, Number
 from steppe.methods.gapsam import GapSAM
 from steppe.vector import TINY, Space
 
@@ -31,17 +31,13 @@ class RelayBatches(Batches):
 
     def split(self, epoch: int) -> tuple[Tensor, Tensor]:
         """The rows that are looked at in an epoch, and those that are trained on."""
-        order, half = self._whose_turn, self.held_out // 2
-        order = order.roll(-turn_of(epoch) * half)
-        acts, waits, trained_on = order[:half], order[half : 2 * half], order[self.held_out :]
-        return (waits if measures(epoch) else acts).sort().values, trained_on.sort().values
+        looked_at, trained_on = held_in_relay(self._whose_turn[None], self.held_out, epoch - 1)
+        return looked_at[0].sort().values, trained_on[0].sort().values
 
 
 @dataclass(frozen=True)
 class Relay(GapSAM):
     """GapSAM whose held-out group was out for a whole turn before its gap counts."""
-
-    leap: Number = 2.0
 
     def _update(self, step: int) -> str:
         epoch = step // self.epoch_steps + 1
@@ -87,21 +83,11 @@ def held_in_relay(order: Tensor, hold: int, epoch: int) -> tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class RelayRadius(_Own):
-    """`Relay` with numbers that may differ between the members of a population. `pass_steps`: steps in a pass."""
+class RelayRadius(WindowRadius):
+    """`Relay` with numbers that may differ between the members of a population."""
 
-    pass_steps: int = 20
-    times: Number = 2.0
-    cap: Number = 0.8
-    start: Number = 1e-3
-    rate: Number = 0.2
     leap: Number = 2.0
     backtrack: Number = 0.03
-
-    @property
-    def cost(self) -> float:
-        """Looks a step."""
-        return 2 + 1 / self.period
 
     def kind(self, step: int) -> str:
         """What an update does: begin the offset of those who wait, go on with it, wait, or move ρ."""
@@ -124,21 +110,6 @@ class RelayRadius(_Own):
             "next.off", "next.offs", "best.held", "best.loss", "best.rho", "bounded",
         )  # fmt: skip
         return {"rho": space.zero() + self.start, **{name: space.zero() for name in names}}
-
-    def looks(self, ctx: Context) -> Looks:
-        """As GapSAM's."""
-        here = yield HERE
-        there = yield Look(ctx.memory["rho"] * ascent(here.grad))
-        loss, rise = ctx.memory["loss"] + here.loss, ctx.memory["rise"] + (there.loss - here.loss)
-        count = ctx.memory["count"] + 1
-        if ctx.step % self.period:
-            ctx.remember(loss=loss, rise=rise, count=count)
-            return there.grad
-        held = (yield Look(batch="auxiliary")).loss
-        self._update(ctx, loss / count, rise / count, held)
-        zero = torch.zeros_like(loss)
-        ctx.remember(loss=zero, rise=zero, count=zero)
-        return there.grad
 
     def _update(self, ctx: Context, loss: Tensor, rise: Tensor, held: Tensor) -> None:
         kind, memory, zero = self.kind(ctx.step), ctx.memory, torch.zeros_like(loss)
@@ -183,7 +154,7 @@ class RelayRadius(_Own):
 
 
 def looks_at(epoch: int) -> int:
-    """The group that is looked at: in the last pass of a turn the one that leaves next , else the one that acts."""
+    """The group that is looked at: in the last pass of a turn the one that leaves next, else the one that acts."""
     turn = turn_of(epoch)
     if epoch == 2:
         return 2

@@ -214,16 +214,6 @@ def before(seeds: range) -> list[Job]:
     jobs = []
     for group, hold in [(group, 64 if group in GROUPS[:2] else 7) for group in GROUPS]:
         fixed = {"pass_steps": ((group[0].first or 1437) - hold) // group[0].batch, "leap": 2.0}
-        jobs.append(
-            Job(
-                group,
-                "before",
-                tuple({"times": times} for times in (1.0, 1.5, 2.0)),
-                tuple(seeds),
-                fixed,
-                hold,
-                None,
-                "before",
-            )
-        )
+        settings = tuple({"times": times} for times in (1.0, 1.5, 2.0))
+        jobs.append(Job(group, "before", settings, tuple(seeds), fixed, hold, None, "before"))
     return jobs

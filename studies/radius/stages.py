@@ -235,6 +235,9 @@ STAGES: dict[str, Callable[[], list[Job]]] = {
     "leaps-fresh": scaled_stages.leaps_fresh,
     "leaps-mnist": scaled_stages.leaps_mnist,
     "relay-digits": lambda: scaled_stages.relay(range(12), (0.045, 0.09), ({"backtrack": 0.0}, {"backtrack": 0.03})),
+    "relay-times": lambda: scaled_stages.relay(
+        range(12), (0.045,), tuple({"times": times, "backtrack": 0.03} for times in (1.0, 1.5))
+    ),
     "early": lambda: scaled_stages.relay(range(12), (0.045,), ({"backtrack": 0.03},), "early"),
     "before": lambda: scaled_stages.before(range(12)),
     "half": lambda: scaled_stages.half(range(12)),

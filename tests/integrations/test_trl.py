@@ -22,7 +22,7 @@ trl = pytest.importorskip("trl")
 
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
-from steppe.integrations.transformers import SharpnessAwareMixin  # noqa: E402
+from steppe.integrations.transformers import FlatLoRACallback, SharpnessAwareMixin  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's own, about what it will change
 TEXT = "the steppe is vast and flat a wind goes over grass horses run far sky wide"
@@ -121,6 +121,27 @@ def test_training_counts_and_logs_as_trl_does(kind: str, tmp_path):
     assert first == expected and first["num_tokens"] > 0
     assert [e.get("num_tokens") for e in logs(sam)] == [e.get("num_tokens") for e in logs(plain)]
     assert sam.optimizer.optimizer.metrics["looks"] == 2
+
+
+def test_flat_lora_is_a_callback_of_any_trainer(tmp_path):
+    """Without noise a run is TRL's own; with noise the adapter differs, the frozen weights do not."""
+    peft = pytest.importorskip("peft")
+    models = []
+    for sigma in (None, 0.0, 0.5):
+        config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+        torch.manual_seed(0)
+        model = peft.get_peft_model(network(), config)
+        args = trl.SFTConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", learning_rate=1e-2,
+                             per_device_train_batch_size=4, num_train_epochs=1, save_strategy="no",
+                             gradient_checkpointing=False, dataloader_pin_memory=False)  # fmt: skip
+        data = datasets.Dataset.from_dict({"text": LINES})
+        callbacks = [] if sigma is None else [FlatLoRACallback(sigma)]
+        trl.SFTTrainer(model, args, train_dataset=data, processing_class=tokenizer(), callbacks=callbacks).train()
+        assert not [name for name, layer in model.named_modules() if "base_layer" in name and "forward" in vars(layer)]
+        models.append(model.state_dict())
+    plain, zero, noisy = models
+    assert all(torch.equal(zero[name], plain[name]) for name in plain)
+    assert {"lora" in name for name in plain if not torch.equal(noisy[name], plain[name])} == {True}
 
 
 def test_grpo_generates_once_for_all_looks(tmp_path):

@@ -30,9 +30,9 @@ class FlatLoRA:
         σ_t  = σ (1 − cos(π · progress)) / 2                                (3)
 
     Noise is part of the forward pass of the adapted linear layers, in training only: not after `model.eval()`, and not
-    where adapters are disabled or merged. So it works in every loop and trainer, also with `SharpnessAware`. A layer
-    draws its noise as dropout does, from PyTorch's random state (on the CPU): each forward pass has other noise;
-    gradient checkpointing repeats it, and all looks of a step see the same.
+    where adapters are disabled or merged. So a loop, a trainer or `SharpnessAware` need not know of it. A layer draws
+    its noise as dropout does, from PyTorch's random state (on the CPU): each forward pass has other noise; gradient
+    checkpointing repeats it, and all looks of a step see the same.
 
     The weights are never written to. Published code adds ε to W in W's own precision and subtracts it after the
     backward pass: in bfloat16 W drifts, and an interrupt or an incomplete accumulation leaves the noise in it. It also
