@@ -8,6 +8,7 @@ from typing import Any
 from . import ROOT, figures, first_picture, forest
 
 NOT_YET = "not run yet"
+TOO_FEW = "too few seeds to judge yet"
 
 
 @cache
@@ -79,8 +80,8 @@ def sentences() -> str:
                 said.append(f"{word}: {names}")
         rest = len(judged) - sum(row.gain.verdict in ("better", "worse") for row in judged)
         said += [f"no difference detected: {rest} of {len(judged)} methods"] if rest else []
-        if judged:
-            lines.append(f"- **{table.regime.title}**: {'; '.join(said)}.")
+        if table.methods:
+            lines.append(f"- **{table.regime.title}**: {'; '.join(said) or TOO_FEW}.")
     note = "ASAM, GSAM, F-SAM, CR-SAM and LookSAM run at a radius that was chosen for SAM, not for them."
     return "\n".join([*lines, "", note])
 

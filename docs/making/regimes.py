@@ -8,6 +8,8 @@ run: the base trained up to twice as long, stopped early, averaged. The stronges
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -35,10 +37,11 @@ FROM_MAP = {
     "cifar-tenth": (SMALL, "cifar-tenth"),
     "resnet-plain": (FITS, "resnet-plain"),
     "resnet": (CLEAN, "resnet-augmented"),
+    "resnet-60": (CLEAN, "resnet-augmented", 2),
     "vit": (CLEAN, "vit"),
     "fast": (CLEAN, "fast"),
     "language": (ONCE, "language"),
-}  # by the name of a row: the situation and the regime
+}  # by the name of a row: the situation, the regime, and how many times as long base and SAM are trained
 FROM_STUDY = {
     "vit-40": (NOISY, "6 000 images of Fashion-MNIST, 40 % wrong labels, small ViT", "vit", "fashion-40-adamw"),
     "mlp-40": (NOISY, "6 000 images of Fashion-MNIST, 40 % wrong labels, MLP-3", "mlp", "fashionmlp-40-adam"),
@@ -110,8 +113,8 @@ def rows() -> dict[str, Measured]:
         gain, gap = (from_study(stage, regime, candidate) for candidate in ("sam rho=0.05", GAPSAM))
         base, epochs = ENDS[stage]
         made[key] = Measured(situation, f"{where}, {base}, {epochs} epochs, default ρ", gain, gap=gap)
-    for key, (situation, name) in FROM_MAP.items():
-        if (found := from_map(situation, name)) is not None:
+    for key, place in FROM_MAP.items():
+        if (found := from_map(*place)) is not None:
             made[key] = found
     return made
 
@@ -169,15 +172,30 @@ def forms_of(label: str, runs: list[dict[str, Any]]) -> dict[str, list[float]]:
     return made
 
 
-def from_map(situation: str, name: str) -> Measured | None:
+def from_map(situation: str, name: str, length: int = 1) -> Measured | None:
     """What the map has for SAM in a regime, once it has an interval: at a chosen radius, else at the default one."""
-    table = frontier.table_of(name)
-    for row in (table.row("sam"), table.row("sam-default")) if table else ():
+    table, cells = frontier.table_of(name), ("sam", "sam-default") if length == 1 else (f"sam-{length}",)
+    for row in map(table.row, cells) if table else ():
         if row is not None and row.gain is not None and row.gain.mean.low is not None:
-            where = f"{table.regime.title}, {row.label.partition(', ')[2]}"
-            gap = frontier.gapsam(table)
-            return Measured(situation, where, row.gain, frontier.in_points(table), gap and gap.gain)
+            epochs = table.regime.recipe.epochs
+            title = table.regime.title.replace(f" {epochs} epochs", f" {epochs * length} epochs")
+            where = f"{title}, {row.label.split(', ')[1]}"
+            gap = frontier.gapsam(table) if length == 1 else None
+            gain = replace(row.gain, against=in_epochs(row.gain.against, epochs)) if length > 1 else row.gain
+            return Measured(situation, where, gain, frontier.in_points(table), gap and gap.gain)
     return None
+
+
+def in_epochs(base: str, unit: int) -> str:
+    """The name of a base with its epochs, where it says how many times as long as `unit` epochs it was trained.
+
+    >>> in_epochs("SGD, 4x longer, EMA 0.99", 30), in_epochs("SGD, stopped early", 30)
+    ('SGD, 120 epochs, EMA 0.99', 'SGD, 30 epochs, stopped early')
+    """
+    name, _, rest = base.partition(", ")
+    found = re.match(r"(\d+)x longer", rest)
+    epochs = f"{unit * int(found[1]) if found else unit} epochs"
+    return ", ".join(filter(None, (name, epochs, rest[found.end() + 2 :] if found else rest)))
 
 
 def markdown() -> str:

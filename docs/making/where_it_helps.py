@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import frontier
 
-ROWS = {
-    "cifar-clean": "CIFAR-10, small convolutional net, Adam, 20 epochs",
-    "cifar-40": "the same, 40 % wrong labels",
-    "cifar-tenth": "a tenth of CIFAR-10, same net, 60 epochs",
-    "resnet-plain": "CIFAR-10, ResNet-18, SGD, 30 epochs",
-    "resnet-augmented": "the same, crops and flips",
-    "fast": "CIFAR-10, a fast net, 16 epochs, moves and flips",
-}  # by regime of the map
+
+class Shown(NamedTuple):
+    """A row: a regime of the map, in words, and how many times as long base and SAM are trained."""
+
+    regime: str
+    said: str
+    length: int = 1
+
+    @property
+    def sam(self) -> Any:
+        """SAM's row in the map; with its default radius where none was chosen yet."""
+        cells = ("sam", "sam-default") if self.length == 1 else (f"sam-{self.length}",)
+        found = (frontier.table_of(self.regime).row(cell) for cell in cells)
+        return next(row for row in found if row and row.gain)
+
+    @property
+    def gap(self) -> Any:
+        """GapSAM's row in the map, which has it at length 1 only."""
+        return frontier.gapsam(frontier.table_of(self.regime)) if self.length == 1 else None
+
+    def cells(self) -> tuple[str, ...]:
+        """The row's cells."""
+        sam, gap = self.sam, self.gap
+        base = frontier.table_of(self.regime).row(f"base-{self.length}").group.mean(ACCURACY)
+        methods = [row for row in (gap, sam) if row]
+        best = methods[0].group.mean(ACCURACY).value - methods[0].gain.mean.value
+        counts = dict.fromkeys(row.gain.n for row in reversed(methods))  # of SAM and of GapSAM, where they differ
+        shown = _gain(sam) + ("" if sam.cell.startswith("sam") and sam.cell != "sam-default" else " (ρ = 0.05)")
+        gained = _gain(gap) if gap else "not run"
+        return self.said, _percent(base.value), _percent(best), shown, gained, ", ".join(map(str, counts))
+
+
+ACCURACY = "test_accuracy"
+ROWS = (
+    Shown("cifar-clean", "CIFAR-10, small convolutional net, Adam, 20 epochs"),
+    Shown("cifar-40", "the same, 40 % wrong labels"),
+    Shown("cifar-tenth", "a tenth of CIFAR-10, same net, 60 epochs"),
+    Shown("resnet-plain", "CIFAR-10, ResNet-18, SGD, 30 epochs"),
+    Shown("resnet-augmented", "the same, crops and flips"),
+    Shown("resnet-augmented", "the same, crops and flips, 60 epochs", 2),
+    Shown("fast", "CIFAR-10, a fast net, 16 epochs, moves and flips"),
+)
 
 
 def markdown() -> str:
     """The table: one row for each regime of which the map has an interval."""
     head = ("trained on", "base", "best baseline", "SAM, tuned ρ", "GapSAM, no ρ", "n")
-    lines = [_line(head), "|---" * len(head) + "|"]
-    for name, said in ROWS.items():
-        table = frontier.table_of(name)
-        base, gap = table.row("base-1").group.mean("test_accuracy"), frontier.gapsam(table)
-        best = gap.group.mean("test_accuracy").value - gap.gain.mean.value
-        counts = dict.fromkeys((_sam_row(table).gain.n, gap.gain.n))  # of SAM and of GapSAM, where they differ
-        shown = (
-            f"{100 * base.value:.1f} %",
-            f"{100 * best:.1f} %",
-            _sam(table),
-            _gain(gap),
-            ", ".join(map(str, counts)),
-        )
-        lines.append(_line((said, *shown)))
-    return "\n".join(lines)
+    return "\n".join([_line(head), "|---" * len(head) + "|", *(_line(row.cells()) for row in ROWS)])
 
 
 def section() -> str:
@@ -44,17 +64,6 @@ def section() -> str:
         f"zero.\n\n{markdown()}\n\n[GapSAM](radius.md) sets its own radius from a few held-out examples; SAM's was "
         f"tuned on held-out data. {robustness()}"
     )
-
-
-def _sam(table: Any) -> str:
-    """SAM's gain; with its default radius where none was chosen yet."""
-    row = _sam_row(table)
-    return _gain(row) + ("" if row.cell == "sam" else " (ρ = 0.05)")
-
-
-def _sam_row(table: Any) -> Any:
-    row = table.row("sam")
-    return row if row and row.gain else table.row("sam-default")
 
 
 def _gain(row: Any) -> str:
@@ -72,6 +81,10 @@ def robustness() -> str:
         f"In the first row the nets of SAM and GapSAM have {sam[0]} and {gap[0]} % accuracy on corrupted images, "
         f"and a calibration error of {sam[1]} and {gap[1]} %; Adam, at the end of training, {adam[0]} and {adam[1]} %."
     )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _line(cells: Any) -> str:

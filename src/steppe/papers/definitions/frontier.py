@@ -80,9 +80,9 @@ def _resnet(name: str, label: str, augmentation: str, seeds: int) -> Regime:
     return Regime(name, f"CIFAR-10, {label}, ResNet-18, SGD, 30 epochs", recipe, seeds)
 
 
-_VIT = Recipe(
+_VIT = Recipe(  # compiled: its many small kernels fused take 0.6 of the time
     data="cifar-10", model="vit-tiny", base="adamw", lr=5e-4, weight_decay=0.05, batch=128, epochs=30,
-    schedule="cosine", warmup=1000, augmentation="basic", precision="bf16", average="ema:0.999",
+    schedule="cosine", warmup=1000, augmentation="basic", precision="bf16", average="ema:0.999", compile=True,
 )  # fmt: skip
 _GPT = Recipe(
     data="text", task="language", model="gpt-tiny", base="adamw", lr=1e-3, weight_decay=0.1, batch=64, epochs=2,
