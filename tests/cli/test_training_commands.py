@@ -63,6 +63,8 @@ WRONG = {
     "compare --base adam --momentum 0.9": "base adam takes no momentum",
     "compare --schedule cosin": "no schedule 'cosin'",
     "compare --schedule step:0.1": "no schedule 'step:0.1'",
+    "compare --schedule multistep:0.2/60,120": "no schedule 'multistep:0.2/60,120'",
+    "compare --schedule multistep:0.2/0.3,": "no schedule 'multistep:0.2/0.3,'",
     "compare --precision fp8": "no precision 'fp8'",
     "compare --augment flips": "no augmentation 'flips'",
     "compare --auxiliary new": "no auxiliary 'new'",

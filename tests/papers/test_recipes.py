@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from steppe.lab.models import build
 from steppe.lab.recipe.recipe import Recipe
@@ -175,7 +176,20 @@ def test_settings_of_the_papers():
     assert recipe_of("s4/vgg-19", "sam/lr-0.01/wd-1e-06").method == "sam:rho=0.1"
 
 
+def test_the_setup_of_the_two_repositories():
+    """The learning rate of each epoch and the loss, typed out from github.com/davda54/sam, example/."""
+    recipe = recipe_of("extra/wrn-16-8", "asam")
+    epochs = [recipe.lr_at(390 * epoch, 390) for epoch in range(200)]
+    assert epochs == pytest.approx([0.1] * 60 + [0.02] * 60 + [0.004] * 40 + [0.0008] * 40)
+    logits, target = torch.randn(5, 10, dtype=torch.float64), torch.tensor([3, 0, 9, 1, 1])
+    wanted = torch.full((5, 10), 0.1 / 9, dtype=torch.float64).scatter(1, target[:, None], 0.9)
+    ours = F.cross_entropy(logits, target, label_smoothing=recipe.label_smoothing)
+    torch.testing.assert_close(ours, -(wanted * logits.log_softmax(1)).sum(1).mean(), rtol=1e-12, atol=0)
+    assert recipe_of("extra/wrn-16-8", "sgd-400").epochs == 400
+
+
 SPOT = {  # typed again from the papers
+    ("extra/wrn-16-8", "gsam"): (0.9755, None),
     ("s0/table1", "mnist/mlp-3/sgd"): (0.97368, 0.00072),
     ("s0/table1", "cifar10/cnn-5/crsam"): (0.69444, 0.00117),
     ("s0/table1", "cifar10/cnn-14/sam-0.1"): (0.84288, 0.00345),

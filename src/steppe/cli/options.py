@@ -58,8 +58,8 @@ RECIPE: Table = {
     "schedule": (
         str | None,
         None,
-        "Learning rate schedule: constant, cosine, linear, onecycle, triangle, or step:0.25/10 (times 0.25 every 10 "
-        "epochs).",
+        "Learning rate schedule: constant, cosine, linear, onecycle, triangle, step:0.25/10 (times 0.25 every 10 "
+        "epochs), or multistep:0.2/0.3,0.6,0.8 (times 0.2 after 30, 60 and 80 % of training).",
     ),
     "warmup": (int | None, None, "Number of steps over which the learning rate rises from zero."),
     "augment": (

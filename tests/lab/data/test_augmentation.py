@@ -167,6 +167,18 @@ def test_cutout_is_one_square_of_the_mean_colour():
     assert height.max() == width.max() == 16 and height.min() >= 8  # half of it may be outside
 
 
+def test_cutout_in_a_part_of_the_images():
+    x = torch.zeros(4000, 1, 8, 8)
+    cut = [augment(x, f"cutout=4/{percent}", seeded(), cifar10()).flatten(1).any(1) for percent in (0, 25, 100)]
+    assert not cut[0].any() and cut[2].all()
+    assert cut[1].double().mean().item() == pytest.approx(0.25, abs=0.03)
+    assert torch.equal(augment(x, "cutout=4", seeded(), cifar10()), augment(x, "cutout=4/100", seeded(), cifar10()))
+
+
+def test_settings_that_are_left_out_have_their_defaults():
+    assert parse("randaugment=3") == parse("randaugment=3/9")
+
+
 def test_cutout_knows_height_from_width():
     hole = augment(torch.zeros(300, 1, 12, 40), "cutout=4", seeded(), cifar10()) > 0
     rows, columns = hole[:, 0].any(2).any(0), hole[:, 0].any(1).any(0)
@@ -311,10 +323,11 @@ def test_mixups_share_follows_the_beta_distribution():
     [
         ("cutuot", "no augmentation 'cutuot': did you mean cutout?"),
         ("basic=3", "augmentation 'basic=3': it takes no settings"),
-        ("randaugment=3", "augmentation 'randaugment=3': expected whole numbers like randaugment=2/9"),
+        ("randaugment=3/9/1", "augmentation 'randaugment=3/9/1': expected whole numbers like randaugment=2/9"),
         ("randaugment=2/40", "augmentation 'randaugment=2/40': expected whole numbers like randaugment=2/9"),
         ("crop=-1", "augmentation 'crop=-1': expected whole numbers like crop=4"),
-        ("cutout=big", "augmentation 'cutout=big': expected whole numbers like cutout=16"),
+        ("cutout=big", "augmentation 'cutout=big': expected whole numbers like cutout=16/100"),
+        ("cutout=16/101", "augmentation 'cutout=16/101': expected whole numbers like cutout=16/100"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(policy, said):

@@ -54,6 +54,7 @@ LITERATURE = [
     ("resnet-101", CIFAR, 10, {}, 42_512_970),
     ("resnet-32", CIFAR, 10, {}, 464_154),  # He et al. 2016, table 6: 0.46M
     ("resnet-50", (3, 224, 224), 1000, {}, 25_557_032),  # torchvision's resnet50
+    ("wrn-16-8", CIFAR, 10, {}, 10_961_370),  # the same, table 4: 11.0M
     ("wrn-28-2", CIFAR, 10, {}, 1_467_610),  # Zagoruyko and Komodakis; 1.5M
     ("wrn-28-10", CIFAR, 10, {}, 36_479_194),  # the same, table 4: 36.5M
     ("pyramidnet-110", CIFAR, 10, {}, 28_485_477),  # Han et al. 2017: 28.3M; the exact count as in pytorchcv

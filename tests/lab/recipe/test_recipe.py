@@ -164,6 +164,7 @@ def test_learning_rates():
     assert rates(schedule="linear") == [1 - k / 8 for k in range(8)]
     assert rates(schedule="step:0.5/2") == [1.0] * 4 + [0.5] * 4
     assert rates(schedule="step:0.1/1.5")[:6] == [1.0, 1.0, 1.0, 0.1, 0.1, 0.1]
+    assert rates(schedule="multistep:0.5/0.25,0.75") == [1.0] * 2 + [0.5] * 4 + [0.25] * 2
     assert rates(schedule="linear", warmup=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25]
 
 

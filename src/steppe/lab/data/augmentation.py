@@ -10,7 +10,7 @@ batch can be augmented inside a captured graph (the generator must be on the dev
     alternating-flip      flip each image in every other epoch; a random half of them in the first
     translate=2           move by up to 2 pixels, a random number each way; the border is filled by reflection
     basic                 crop=4, then flip
-    cutout=16             a square hole of 16 pixels with a random centre
+    cutout=16             a square hole of 16 pixels with a random centre; cutout=16/50: in 50 % of the images
     randaugment=2/9       RandAugment: 2 random operations of strength 9 (of 30)
     autoaugment           AutoAugment's CIFAR-10 policy
 
@@ -147,7 +147,7 @@ def _basic(x: Tensor, draw: _Draw) -> Tensor:
     return _flip(_crop(x, draw, 4), draw)
 
 
-def _cutout(x: Tensor, draw: _Draw, side: float) -> Tensor:
+def _cutout(x: Tensor, draw: _Draw, side: float, percent: float) -> Tensor:
     count, _, height, width = x.shape
 
     def inside(size: int) -> Tensor:
@@ -157,6 +157,8 @@ def _cutout(x: Tensor, draw: _Draw, side: float) -> Tensor:
         return (place >= start) & (place < start + int(side))
 
     hole = inside(height).view(-1, 1, height, 1) & inside(width).view(-1, 1, 1, width)
+    if percent < 100:
+        hole = hole & (100 * draw.uniform(count, 1, 1, 1) < percent)
     return torch.where(hole, draw.fill, x)
 
 
@@ -187,11 +189,11 @@ _STEPS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {  # with t
     "alternating-flip": (_alternating_flip, ()),
     "translate": (_translate, (2,)),
     "basic": (_basic, ()),
-    "cutout": (_cutout, (16,)),
+    "cutout": (_cutout, (16, 100)),
     "randaugment": (_randaugment, (2, 9)),
     "autoaugment": (_autoaugment, ()),
 }
-_LARGEST = {"randaugment": (100, 30)}  # more operations than 100 are a typing mistake; strengths end at 30
+_LARGEST = {"randaugment": (100, 30), "cutout": (1000, 100)}  # more operations than 100 are a typing mistake
 
 
 @lru_cache(maxsize=64)
@@ -215,6 +217,7 @@ def parse(policy: str) -> tuple[tuple[Callable[..., Tensor], tuple[float, ...]],
 def _settings(part: str, text: str, default: tuple[float, ...], limits: tuple[float, ...]) -> tuple[float, ...]:
     try:
         values = tuple(float(int(value)) for value in text.split("/"))
+        values += default[len(values) :]
     except ValueError:
         values = ()
     if len(values) != len(default) or any(not 0 <= v <= most for v, most in zip(values, limits, strict=True)):

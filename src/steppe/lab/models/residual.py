@@ -163,6 +163,11 @@ def wide_resnet(input_shape: Shape, classes: int, depth: int = 28, widen: int = 
     return assemble([*parts, norm(now), nn.ReLU()], now, classes)
 
 
+def wrn_16_8(input_shape: Shape, classes: int) -> nn.Module:
+    """Wide ResNet, depth 16, width 8."""
+    return wide_resnet(input_shape, classes, 16, 8)
+
+
 def wrn_28_2(input_shape: Shape, classes: int) -> nn.Module:
     """Wide ResNet, depth 28, width 2."""
     return wide_resnet(input_shape, classes, 28, 2)
@@ -193,6 +198,7 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "resnet-50": resnet_50,
     "resnet-101": resnet_101,
     "resnext-29-32x4d": resnext_29,
+    "wrn-16-8": wrn_16_8,
     "wrn-28-2": wrn_28_2,
     "wrn-28-10": wrn_28_10,
     "pyramidnet-110": pyramidnet_110,

@@ -32,6 +32,7 @@ _NUMBERS = (
     "lr", "momentum", "weight_decay", "mixup", "clip", "share", "label_noise", "hold_out", "label_smoothing", "bias_lr",
 )  # fmt: skip
 _STEP = re.compile(r"step:([\d.eE+-]+)/([\d.eE+-]+)")
+_MULTISTEP = re.compile(r"multistep:([\d.]+)/([\d.]+(?:,[\d.]+)*)")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Recipe:
     weight_decay: float = 0.0
     batch: int = 100
     epochs: int = 10
-    schedule: str = "constant"  # "cosine", "linear" (both to zero), "step:0.25/10" (times 0.25 every 10 epochs), ...
+    schedule: str = "constant"  # "cosine", "linear" (both to zero), ...: see `lr_at`
     warmup: int = 0  # steps over which the learning rate rises from zero
     augmentation: str = "none"
     mixup: float = 0.0  # alpha of the Beta distribution
@@ -120,7 +121,11 @@ class Recipe:
             raise UserError(f"auxiliary {self.auxiliary!r}: {examples} training examples are too few for it") from None
 
     def lr_at(self, step: int, steps_an_epoch: int) -> float:
-        """The learning rate of a step: a pure function, so that a checkpoint needs no scheduler state."""
+        """The learning rate of a step: a pure function, so that a checkpoint needs no scheduler state.
+
+        "step:0.25/10" multiplies it by 0.25 every 10 epochs; "multistep:0.2/0.3,0.6" by 0.2 after 30 and 60 % of
+        training.
+        """
         total = max(self.epochs * steps_an_epoch, 1)
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
@@ -135,6 +140,8 @@ class Recipe:
             return self.lr * _one_cycle(step - self.warmup, total - self.warmup)
         if found := _STEP.fullmatch(self.schedule):
             return self.lr * float(found[1]) ** (step // (float(found[2]) * steps_an_epoch))
+        if found := _MULTISTEP.fullmatch(self.schedule):
+            return self.lr * float(found[1]) ** sum(done >= float(share) for share in found[2].split(","))
         return self.lr
 
     def as_dict(self) -> dict[str, Any]:
@@ -210,15 +217,23 @@ def _check(recipe: Recipe) -> None:
         raise UserError(f"mixup and label_noise are for classification, not for {recipe.task}")
     if recipe.label_smoothing and (recipe.task != "classification" or recipe.loss):
         raise UserError("label_smoothing is for the cross-entropy of classification")
-    if recipe.schedule not in ("constant", "cosine", "linear", "onecycle", "triangle"):
-        found = _STEP.fullmatch(recipe.schedule)
-        try:
-            good = found is not None and float(found[1]) > 0 and float(found[2]) > 0
-        except ValueError:
-            good = False
-        if not good:
-            known = "constant, cosine, linear, onecycle, triangle or step:0.25/10"
-            raise UserError(f"no schedule {recipe.schedule!r}: use {known}")
+    _check_schedule(recipe.schedule)
+
+
+def _check_schedule(text: str) -> None:
+    if text in ("constant", "cosine", "linear", "onecycle", "triangle"):
+        return
+    try:
+        if found := _STEP.fullmatch(text):
+            good = float(found[1]) > 0 and float(found[2]) > 0
+        else:
+            found = _MULTISTEP.fullmatch(text)
+            good = found is not None and float(found[1]) > 0 and all(0 < float(x) < 1 for x in found[2].split(","))
+    except ValueError:
+        good = False
+    if not good:
+        known = "constant, cosine, linear, onecycle, triangle, step:0.25/10 or multistep:0.2/0.3,0.6,0.8"
+        raise UserError(f"no schedule {text!r}: use {known}")
 
 
 def _check_auxiliary(text: str) -> None:
