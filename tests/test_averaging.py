@@ -186,3 +186,10 @@ def test_extra_state_of_a_module_is_left_alone():
     average.update()
     with average.in_place():
         assert torch.equal(model.weight, average.model.weight)
+
+
+def test_the_average_of_a_compiled_model_is_a_plain_one():
+    """Its checkpoint then loads into the model itself, whether it was compiled or not."""
+    model = nn.Linear(3, 2)
+    compiled: Any = torch.compile(model)
+    assert list(steppe.Averaging(compiled, ema=0.9).model.state_dict()) == ["weight", "bias"]

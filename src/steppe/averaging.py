@@ -13,13 +13,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 from .engine.shards import sharded
+from .support.wrappers import unwrapped
 
 
 class Averaging:
     """An average of a model's weights. Call `update` after each step of the optimizer.
 
     Args:
-        model: the model that is trained. The average is a copy of it, without DistributedDataParallel's wrapper.
+        model: the model that is trained. The average is a copy of it, without the wrappers of DDP and
+            `torch.compile`.
         ema: exponential moving average with this decay, w̄ ← βw̄ + (1 − β)w. After n updates β is at most
             (1 + n)/(10 + n), so that the first weights count little in the average of a short training.
         swa_from: instead, the plain mean of the weights after each step from this one on (SWA); 0 averages all.
@@ -45,7 +47,7 @@ class Averaging:
             raise ValueError(f"the decay ema must be at least 0 and below 1, not {ema!r}")
         if swa_from is not None and (isinstance(swa_from, bool) or not isinstance(swa_from, int) or swa_from < 0):
             raise ValueError(f"swa_from must be a whole number of steps, at least 0, not {swa_from!r}")
-        model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        model = unwrapped(model)
         if any(sharded(p) for p in model.parameters()):
             raise RuntimeError("the weights are sharded (FSDP2) and cannot be copied: average a model without FSDP2")
         self._source, self._ema, self._start = model, ema, swa_from or 0

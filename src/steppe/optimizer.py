@@ -192,7 +192,7 @@ class SharpnessAware(Recordable, Optimizer):
                     continue
                 closures = closures_for(look, batches, self.method.name)
                 if look.product is not None:
-                    hessian_product(closures, look, space.params, self.model)
+                    look.answer = hessian_product(closures, look.product.vector, space.params, self.model)
                 else:
                     look.loss = evaluate(closures, space.params, self.model, scaler, self.members)
                 if look.index == 0:

@@ -337,3 +337,49 @@ def test_the_hessian_of_a_single_example(hvp):
         gradient = 3 * (x @ w).square() @ x
         expected = 6 * (x[1] @ w) * (x[1] @ gradient) * x[1]
     torch.testing.assert_close(w.grad, expected, rtol=1e-6, atol=0)
+
+
+class _Several(Method):
+    """H g, H H g and a gradient away from the weights, asked for together or one after another; their sum."""
+
+    needs = frozenset({"hvp"})
+
+    def __init__(self, way: str):
+        self.way = way
+
+    def looks(self, ctx):
+        here = yield HERE
+        first = yield HVP(here.grad, HERE, here)
+        asks = (HVP(here.grad, HERE, here), Look(0.1 * here.grad), HVP(first, HERE, here))
+        if self.way == "one by one":
+            h_g = yield asks[0]
+            there = yield asks[1]
+            h_h_g = yield asks[2]
+        else:
+            h_g, there, h_h_g = yield asks if self.way == "together" else iter(asks)
+        return h_g + there.grad + h_h_g
+
+
+@pytest.mark.parametrize("hvp", ["forward", "central", "exact"])
+def test_products_that_are_asked_for_together_are_products(hvp: Products):
+    """They were not: `passes` gave the method its own vector, and closures the exact product."""
+    found = []
+    ways = [(way, loop) for way in ("one by one", "together", "as they are needed") for loop in (False, True)]
+    for way, loop in ways if hvp != "exact" else ways[::2]:  # passes() refuses exact products
+        model, batch = case("softplus", False).to(torch.float64)
+        opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), _Several(way), model, hvp=hvp)
+        losses = []
+
+        def closure(model=model, batch=batch, losses=losses):
+            losses.append(problems.loss(model, batch))
+            return losses[-1]
+
+        if loop:
+            opt.zero_grad()
+            for _ in opt.passes():
+                closure().backward()
+        else:
+            opt.gradient(closure)
+        found.append((problems.flat(p.grad for p in model.parameters()), len(losses)))
+    assert all(torch.equal(direction, found[0][0]) for direction, _ in found)
+    assert {looks for _, looks in found} == {{"forward": 5, "central": 8, "exact": 5}[hvp]}

@@ -114,3 +114,13 @@ def test_steps_leave_everything_as_plain_training_does():
             opt.step(lambda model=model, data=data: problems.loss(model, data.main))
         ends.append((everything(model), torch.get_rng_state()))
     assert same(ends[0][0], ends[1][0]) and ends[0][1].equal(ends[1][1])
+
+
+def test_a_torch_without_distributed_training(monkeypatch):
+    """As it is built for some platforms: `torch.distributed` then has nothing but `is_available`."""
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    monkeypatch.delattr(torch.distributed, "is_initialized")
+    model = torch.nn.Linear(3, 2)
+    opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.LESAM(), model=model)
+    opt.step(lambda: model(torch.ones(4, 3)).square().mean())
+    assert opt.metrics["looks"] == 2

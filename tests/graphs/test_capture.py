@@ -109,6 +109,15 @@ def test_on_a_cpu_a_captured_step_runs_eagerly():
     assert "not on a CUDA device" in step.how
 
 
+def test_the_first_parameter_group_may_be_empty():
+    model = torch.nn.Linear(3, 2)
+    base = torch.optim.SGD([{"params": []}, {"params": model.parameters()}], lr=0.1)
+    step = steppe.capture(lambda x: model(x).square().mean(), steppe.SharpnessAware(base, steppe.SAM(), model=model))
+    before = model.weight.clone()
+    step(torch.ones(4, 3))
+    assert not torch.equal(model.weight, before)
+
+
 def count_right(device, steps):
     """Right answers, counted while training: once a step, in its first look."""
     method = steppe.GAM(period=2)

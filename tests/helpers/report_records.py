@@ -124,12 +124,17 @@ def rows(*args: Any, **settings: Any) -> dict[str, Any]:
 
 def printed(records: list[Any], width: int = 160) -> str:
     """The table as a terminal shows it."""
-    from rich.console import Console
-
     from steppe.lab.report import table
 
+    return printed_table(table(records), width)
+
+
+def printed_table(table: Any, width: int = 160) -> str:
+    """A rich table as a terminal shows it."""
+    from rich.console import Console
+
     out = io.StringIO()
-    Console(file=out, width=width).print(table(records))
+    Console(file=out, width=width).print(table)
     return out.getvalue()
 
 

@@ -30,6 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..engine.host_random import HostRandomState
 from ..engine.isolation import Snapshot
+from ..support.wrappers import unwrapped
 from ..vector import Space, Vector
 from .batches import Data, count, length
 from .parameters import Selection, require_measurable, select
@@ -83,7 +84,9 @@ class Objective:
             raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, not {mode!r}")
         if samples is not None and samples < 1:
             raise ValueError(f"samples must be at least 1, got {samples}")
-        self.model = _unwrapped(model)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        self.model = unwrapped(model)
         self.loss_fn, self.mode, self.group, self.seed = loss_fn, mode, group, seed
         self._forward, self._weight = forward, weight
         self.reduction = found = reduction or _setting(loss_fn, "reduction", "mean")
@@ -333,15 +336,3 @@ def _without_partials(loss_fn: Any) -> Any:
     while isinstance(loss_fn, functools.partial):
         loss_fn = loss_fn.func
     return loss_fn
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model

@@ -53,10 +53,8 @@ def evaluate(
     return total
 
 
-def hessian_product(closures: Closures, look: Pass, params: Sequence[Tensor], model: nn.Module | None) -> None:
-    """Replace the vector in a look's product by the Hessian times that vector, computed by double backward."""
-    assert look.product is not None
-    vector = look.product.vector
+def hessian_product(closures: Closures, vector: Vector, params: Sequence[Tensor], model: nn.Module | None) -> Vector:
+    """The Hessian times a vector, computed by double backward."""
     if any(local(p) is not p for p in params):
         raise RuntimeError(
             'hvp="exact" is not possible under FSDP2, which does not support double backward: use hvp="central"'
@@ -81,11 +79,13 @@ def hessian_product(closures: Closures, look: Pass, params: Sequence[Tensor], mo
     assert total is not None
     if replicas.replicated(model) is not None:
         replicas.average_(total.tensors, model)
-    look.product = type(look.product)(Vector(total.tensors, vector.space), look.product.at, look.product.seen)
+    return Vector(total.tensors, vector.space)
 
 
 def closures_for(look: Pass, batches: dict[str, Any], method: str) -> Closures:
     """The closures of the batch that a look is wanted on."""
+    if look.batch not in batches:
+        raise RuntimeError(f"{method} looks at a batch called {look.batch!r}: there are only {', '.join(batches)}")
     closures = batches[look.batch]
     if closures is None:
         raise RuntimeError(

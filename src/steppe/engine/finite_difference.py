@@ -26,8 +26,9 @@ measures of curvature; they do not agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -51,16 +52,30 @@ def by_difference(
 
     `precision` is called only when the method asks for a product: the precision is known after the first look.
     """
+
+    def answer(ask: list[Any]) -> Generator[Any, Any, Any]:
+        if isinstance(ask[0], HVP):
+            h = STEP[precision()][central] * w_norm.clamp(min=1e-3)
+            return (yield from _product(ask.pop(), h, central))
+        if isinstance(ask[0], Look) or _only_looks(ask[0]):  # which may run side by side
+            return (yield ask.pop())
+        answers: list[Any] = []
+        several: Iterator[Any] = iter(ask.pop())
+        while one := list(islice(several, 1)):
+            answers.append((yield from answer(one)))
+        return tuple(answers)
+
     ask = [next(asks)]  # a list that is emptied before the look, so that no reference keeps a vector alive
     try:
         while True:
-            if isinstance(ask[-1], HVP):
-                h = STEP[precision()][central] * w_norm.clamp(min=1e-3)
-                ask = [asks.send((yield from _product(ask.pop(), h, central)))]
-            else:
-                ask = [asks.send((yield ask.pop()))]
+            ask = [asks.send((yield from answer(ask)))]
     except StopIteration as end:
         return end.value
+
+
+def _only_looks(asks: Iterable[Look | HVP]) -> bool:
+    """Whether these are looks without a product. What makes them one at a time is not asked: that would run it."""
+    return isinstance(asks, (tuple, list)) and not any(isinstance(one, HVP) for one in asks)
 
 
 def _product(ask: HVP, h: Tensor, central: bool) -> Generator[Look, Seen, Vector]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import index
 from typing import Any
 
@@ -12,6 +13,11 @@ from . import checks
 
 STEP, SEED = "steppe_step", "steppe_seed"  # keys in the first group, where every kind of checkpoint saves them
 _OWN = (SEED, "rho", "perturb", "adaptive")  # steppe's settings, which any group may have
+
+
+def first_parameter(groups: Iterable[dict[str, Any]]) -> Tensor:
+    """The first parameter of the first group that has any."""
+    return next(p for group in groups for p in group["params"])
 
 
 class Groups:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .replicas import uncompiled
+from ..support.wrappers import uncompiled
 
 
 class Recovers(Protocol):

@@ -37,7 +37,8 @@ class Pass:
     ):
         self.index, self.linear = index, linear
         self.sample = sample  # with batch "sample": the index of the example
-        self.product = product  # the exact Hessian-vector product that is wanted instead of a gradient
+        self.product = product  # the exact Hessian-vector product that is wanted instead of a gradient,
+        self.answer: Vector | None = None  # and what it is
         self.loss: Tensor | None = None
         self._batch, self._batch_was_read = batch, False
 
@@ -295,7 +296,8 @@ class LookRunner:
     def _answer(self, report: Pass) -> Any:
         """What the method is sent for a look."""
         if report.product is not None:
-            return report.product.vector
+            assert report.answer is not None  # `passes` refuses exact products
+            return report.answer
         loss = report.loss
         if "loss" in self.method.needs:
             if loss is None:
@@ -313,7 +315,7 @@ class LookRunner:
         self._clear_gradients()
         self.used = [used or grad is not None for used, grad in zip(self.used, grads, strict=True)]
         unusual = [g for g in grads if g is not None and (g.requires_grad or g.layout is not torch.strided)]
-        if unusual or torch.distributed.is_initialized():
+        if unusual or replicas.distributed():
             pairs = zip(grads, self.space.params, strict=True)
             grads = [None if grad is None else _unshared(reduced_like(grad, p)) for grad, p in pairs]
         vector = self.space.vector(grads)

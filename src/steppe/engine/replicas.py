@@ -16,12 +16,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..support.wrappers import uncompiled
 from .shards import sharded
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from ..vector import Space
+
+
+def distributed() -> bool:
+    """Whether this process is one of a process group. A torch that was built without distributed training is not."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def fully_sharded(module: object) -> TypeGuard[FSDPModule]:
@@ -42,19 +48,11 @@ def in_a_pipeline(params: Sequence[Tensor]) -> bool:
     A module does not know its stage, so all objects of the process are searched, but only if there are several ranks.
     """
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")
-    if pipelining is None or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if pipelining is None or not distributed() or dist.get_world_size() == 1:
         return False
     stages: list[Any] = [one for one in gc.get_objects() if issubclass(type(one), pipelining._PipelineStageBase)]
     ours = {id(p) for p in params}
     return any(s.group_size > 1 and any(id(p) in ours for p in s.submod.parameters()) for s in stages)
-
-
-def uncompiled(model: nn.Module | None) -> Any:
-    """The module without the wrappers of `torch.compile`."""
-    inner: Any = model
-    while hasattr(inner, "_orig_mod"):
-        inner = inner._orig_mod
-    return inner
 
 
 def replicated(model: nn.Module | None) -> DistributedDataParallel | None:
@@ -66,21 +64,21 @@ def replicated(model: nn.Module | None) -> DistributedDataParallel | None:
 def average_(tensors: Sequence[Tensor], model: nn.Module | None) -> None:
     """Average tensors over a DDP model's replicas, in place."""
     ddp = _require_replicated(model)
-    works: list[Any] = [torch.distributed.all_reduce(t, group=ddp.process_group, async_op=True) for t in tensors]
+    works: list[Any] = [dist.all_reduce(t, group=ddp.process_group, async_op=True) for t in tensors]
     for work in works:
         work.wait()
     group: Any = ddp.process_group
-    torch._foreach_div_(list(tensors), torch.distributed.get_world_size(group))
+    torch._foreach_div_(list(tensors), dist.get_world_size(group))
 
 
 def mean(value: Tensor, model: nn.Module | None, space: Space, group: Any, method: str) -> Tensor:
     """The mean over ranks of a number that each computed on its own data, so that all ranks decide alike."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+    if not distributed() or dist.get_world_size() == 1:
         return value
     group = _group_of_losses(model, space, method) if group is None else group
     value = value.clone()
-    torch.distributed.all_reduce(value, group=group)
-    return value / torch.distributed.get_world_size(group)
+    dist.all_reduce(value, group=group)
+    return value / dist.get_world_size(group)
 
 
 def _group_of_losses(model: nn.Module | None, space: Space, method: str) -> Any:
@@ -90,7 +88,7 @@ def _group_of_losses(model: nn.Module | None, space: Space, method: str) -> Any:
         ddp = module if isinstance(module, DistributedDataParallel) else _inside_replicate(module)
         if ddp is not None:
             return ddp.process_group
-    ranks = torch.distributed.get_world_size()
+    ranks = dist.get_world_size()
     if any(fully_sharded(m) or any(map(sharded, m.parameters(recurse=False))) for m in modules):
         # On a part of the ranks, the others may train another model. The stages of a pipeline report one loss.
         largest = max((p.device_mesh.size() for p in space.params if sharded(p)), default=0)
@@ -134,7 +132,7 @@ def used_anywhere(used: list[bool], model: nn.Module | None) -> list[bool]:
     if not (ddp.find_unused_parameters or ddp.static_graph):
         return [True] * len(used)  # DDP requires that all are used
     flags = torch.tensor(used, dtype=torch.int32, device=next(ddp.parameters()).device)
-    torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX, group=ddp.process_group)
+    dist.all_reduce(flags, torch.distributed.ReduceOp.MAX, group=ddp.process_group)
     found: list[int] = flags.tolist()
     return [bool(flag) for flag in found]
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
+from ..engine.groups import SEED, STEP, first_parameter
 from ..optimizer import SharpnessAware
 from .branches import Branches
 from .fixed_scale import FixedScale
@@ -100,8 +101,8 @@ class Captured:
         self._stream: Any = None
         self.look = self.looks = 0
         self._obstacle = obstacle(opt)
-        first = opt.param_groups[0]["params"][0]
-        self._branches = Branches(first.device) if side_by_side and not self._obstacle else None
+        device = first_parameter(opt.param_groups).device
+        self._branches = Branches(device) if side_by_side and not self._obstacle else None
         self._whole = False  # whether the base's step is recorded with the looks
         self.reset()
         weak = weakref.ref(self)  # a reference cycle would keep the recordings' memory until garbage collection
@@ -164,7 +165,7 @@ class Captured:
             for name, value in group.items()
             if name not in _NOT_CONSTANT
         )
-        address = opt.param_groups[0]["params"][0].data_ptr()
+        address = first_parameter(opt.param_groups).data_ptr()
         key = phase, constants, address, opt.model is None or opt.model.training
         return self._kinds.setdefault(key, _StepKind())
 
@@ -285,7 +286,7 @@ class Captured:
         return loss
 
     def _generator(self) -> torch.Generator:
-        device = self._opt.param_groups[0]["params"][0].device
+        device: Any = first_parameter(self._opt.param_groups).device  # its index may be None
         return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
@@ -300,4 +301,4 @@ class _StepKind:
 
 
 # Entries of a parameter group that are no constants of a recording: it reads them from the device, or not at all.
-_NOT_CONSTANT = frozenset({"params", "lr", "initial_lr", "steppe_step", "steppe_seed", "param_names"})
+_NOT_CONSTANT = frozenset({"params", "lr", "initial_lr", STEP, SEED, "param_names"})

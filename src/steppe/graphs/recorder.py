@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW
 
 from ..engine.bases import Together
+from ..engine.groups import first_parameter
+from ..engine.replicas import replicated
 from ..engine.shards import sharded
 from ..engine.step import Outcome
 from ..method import Method, number_fields
@@ -44,7 +46,7 @@ class LiveNumbers:
 
     def __init__(self, opt: SharpnessAware, method: Method, whole: bool):
         self._opt = opt
-        first = opt.param_groups[0]["params"][0]
+        first = first_parameter(opt.param_groups)
         self._zero = Space([first]).zero()
         self._schedules: list[tuple[Callable[..., Any], Tensor, list[float]]] = []
         self._method = self._with_tensors(method)
@@ -115,7 +117,7 @@ def obstacle(opt: SharpnessAware) -> str:
         return "the parameters are not on a CUDA device"
     if len({p.device for p in params}) > 1:
         return "the parameters are on several devices"
-    if isinstance(opt.model, torch.nn.parallel.DistributedDataParallel) or any(sharded(p) for p in params):
+    if replicated(opt.model) is not None or any(sharded(p) for p in params):
         return "the model is spread over processes (DistributedDataParallel or FSDP2)"
     if opt.home == "cpu":
         return 'the weights are copied to the host (home="cpu")'

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.parallel import DistributedDataParallel
 
 from ..auxiliary import held_out_batches, part_of
 from ..engine import replicas
+from ..engine.groups import first_parameter
 from ..engine.isolation import Snapshot
 from ..engine.looks import Pass
 from ..method import Method
@@ -117,7 +117,7 @@ class Replay:
             self._first = next(self._looks)
             self.away = before != [p._version for p in weights]
             self._optimizer = optimizer
-        random_state = Snapshot((), [optimizer.param_groups[0]["params"][0].device])
+        random_state = Snapshot((), [first_parameter(optimizer.param_groups).device])
         self._current = repeat, random_state
 
     def add_loss(self, loss: Tensor) -> None:
@@ -142,8 +142,8 @@ class Replay:
                     second = second or self._auxiliary([repeat for repeat, _ in main])
                     for i, repeat in enumerate(second):
                         _report(look, repeat(i == len(second) - 1))
-        if isinstance(self._optimizer.model, DistributedDataParallel):
-            self._optimizer.model.require_backward_grad_sync = True  # see `unsynchronised`
+        if (ddp := replicas.replicated(self._optimizer.model)) is not None:
+            ddp.require_backward_grad_sync = True  # see `unsynchronised`
         keeps = self._choose == "previous" or (self._choose == "fixed" and not self._second)
         if "auxiliary" in self._optimizer.method.needs and keeps:
             self._second = [repeat for repeat, _ in main]
@@ -186,7 +186,7 @@ class Replay:
 
 def attach(optimizer: SharpnessAware, model: nn.Module, local: bool) -> None:
     """Set an optimizer's model to the one that a trainer has wrapped, after the optimizer was made."""
-    if local and not isinstance(model, DistributedDataParallel):
+    if local and replicas.replicated(model) is None:
         raise ValueError("local=True needs a model in DistributedDataParallel: train with DDP, or leave local out")
     optimizer.model = model
     optimizer.local = optimizer.local or local

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from typer.testing import CliRunner
 from steppe.cli.app import app
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import read_records
-from steppe.lab.runner import shared_folder
-from steppe.lab.runner.claims import Claim, owners
+from steppe.lab.runner import local, shared_folder
+from steppe.lab.runner.claims import Claim, TakenOver, owners
 from steppe.lab.runner.comparison import plan
 from steppe.lab.runner.jobs import Job, Place
 from steppe.lab.runner.local import perform
@@ -73,6 +74,7 @@ def test_a_stale_claim_is_taken_over_once(tmp_path):
     with heir.held(stale=600):
         pass
     assert not list((tmp_path / ".claims").iterdir())
+    assert dead.lost(), "the heir has ended the run: training on would overwrite its record"
 
 
 def test_a_held_claim_is_kept_alive(tmp_path):
@@ -129,6 +131,14 @@ def test_a_run_that_was_taken_over_is_abandoned(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_folder.Claim, "take", taken_at_once)
     assert work(tmp_path) == [] and counts(tmp_path) == {"waiting": 1}
     assert [path.name for path in (tmp_path / ".claims").iterdir() if path.name.endswith(".2")]
+
+
+def test_being_taken_over_is_no_failure_of_the_users_code():
+    jobs = [Job(replace(SMALL, model=f"{__name__}:make_model"))]
+    with pytest.raises(TakenOver), local._explain_own_failures(jobs):
+        raise TakenOver
+    with pytest.raises(UserError, match="make_model failed"), local._explain_own_failures(jobs):
+        raise ValueError
 
 
 def test_objects_of_a_python_program_cannot_be_queued(tmp_path):

@@ -12,14 +12,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from helpers.report_records import diverged, record
+from helpers.report_records import diverged, printed_table, record
 from helpers.small_task import environment
 from steppe.cli.app import app
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.records import read_records, value_of
 from steppe.lab.runner.jobs import Job, Place
 from steppe.lab.runner.local import train_jobs
-from steppe.lab.runner.sweep import Span, _study, against_best, candidate, read_space, score, tied
+from steppe.lab.runner.sweep import Span, _study, against_best, candidate, read_space, score, table_of, tied
 from steppe.lab.training.batches import cached_data, data_for
 
 QUICK = ["--epochs", "1", "--share", "0.25", "--no-curvature", "--jobs", "1", "--seeds", "1"]
@@ -108,6 +108,15 @@ def test_a_diverged_candidate_is_not_the_best():
     assert "every run diverged, so there is no best setting" in run("sweep", "--grid", "lr=1e30,1e35", *QUICK).stdout
     said = run("sweep", "--grid", "lr=1e30,0.1", *QUICK).stdout
     assert "to train with the best setting on all training data: " in said and "1e+30 --" not in said
+
+
+def test_with_a_metric_that_may_be_negative_a_diverged_candidate_is_not_the_best_either():
+    """R² of a poor model is below zero; a diverged run counted as zero, and signs were not shown."""
+    records: Any = [record("SAM", 0.1), {**diverged("GSAM"), "final": None}]
+    records[0]["final"]["r2↑"] = -0.5
+    records = [{**one, "metric": "r2↑"} for one in records]
+    assert score(records[:1]) == -0.5 > score(records[1:])
+    assert "-0.5" in printed_table(table_of(records))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of optuna and what it brings

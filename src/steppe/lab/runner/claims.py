@@ -20,6 +20,10 @@ from pathlib import Path
 STALE = 60.0  # seconds without an update after which the owner of a claim counts as dead
 
 
+class TakenOver(Exception):
+    """Another process has taken over the run that this one trains."""
+
+
 @dataclass(frozen=True)
 class Claim:
     """The right to train a run."""
@@ -49,8 +53,8 @@ class Claim:
         return self.path.name.rpartition(".")[0]
 
     def lost(self) -> bool:
-        """Whether another process has taken over the run, because this one seemed dead."""
-        return _newest(self.path.parent, self.key) > self.number
+        """Whether another process has taken over the run, and perhaps ended it, because this one seemed dead."""
+        return not self.path.exists() or _newest(self.path.parent, self.key) > self.number
 
     def release(self) -> None:
         """Delete the claim, when the run is done or given up."""

@@ -30,6 +30,7 @@ from ..recipe.recipe import Recipe
 from ..records import Record, RecordWarning, metric_of, value_of, write_record
 from ..report.formatting import plural
 from ..training.ranks import ALONE, Ranks
+from .claims import TakenOver
 from .finished import ended_record, finished_record, run_lock, same_code
 from .jobs import Job, Place, groups_of
 from .loggers import logger_maker
@@ -211,7 +212,7 @@ def _explain_own_failures(jobs: Sequence[Job]) -> Iterator[None]:
 
     try:
         yield
-    except (UserError, OSError, torch.OutOfMemoryError):
+    except (UserError, OSError, torch.OutOfMemoryError, TakenOver):
         raise
     except Exception as error:
         names = sorted({name for job in jobs for name in own_names(job.recipe)})

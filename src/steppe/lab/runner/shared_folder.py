@@ -18,17 +18,13 @@ from ...support.own_objects import is_kept
 from ..recipe.own_code import own_names
 from ..recipe.recipe import Recipe
 from ..records import Record, RecordWarning, new_record, read_record, write_record
-from .claims import STALE, Claim
+from .claims import STALE, Claim, TakenOver
 from .finished import finished_record, same_code
 from .jobs import Job, Place
 from .local import News, Tell, news_of, train_jobs
 
 # Fields of a Place that are not written to the queue:
 _OF_A_MACHINE = ("folder", "device", "together", "measuring", "code", "asked")
-
-
-class TakenOver(Exception):
-    """Raised when another process has taken over the run that is being trained."""
 
 
 def queue_up(jobs: Sequence[Job], place: Place) -> int:

@@ -31,7 +31,7 @@ from .finished import finished_record
 from .jobs import Job
 
 RunJobs: TypeAlias = Callable[[Sequence[Job]], "list[Record]"]
-_WORST = 1e30  # counts as the value of a diverged run where smaller is better
+_WORST = 1e30  # counts as the value of a diverged run where smaller is better, and its negative where larger is better
 _FIXED = ("data", "method", "seed", "hold_out", "model_settings")
 
 
@@ -188,9 +188,9 @@ def score(records: Sequence[Record]) -> float:
 def _score(record: Record) -> float:
     metric = metric_of([record])
     value = value_of(record, metric) if record["status"] == "done" else None
-    if larger_is_better(metric):
-        return 0.0 if value is None else value
-    return -_WORST if value is None else -value
+    if value is None:
+        return 0.0 if metric.endswith("accuracy") else -_WORST
+    return value if larger_is_better(metric) else -value
 
 
 def _search_hash(template: Recipe, space: Space, seeds: Sequence[int]) -> str:
@@ -301,7 +301,8 @@ def table_of(records: Sequence[Record]) -> Any:
     differences, same = against_best(records), tied(records)
     for place, (label, group) in enumerate(ranked(records)):
         diverged = sum(record["status"] == "diverged" for record in group)
-        value = f"{100 * score(group):.2f} %" if share else f"{abs(score(group)):.4g}"
+        mean = score(group) if larger_is_better(metric) else -score(group)
+        value = f"{100 * mean:.2f} %" if share else f"{mean:.4g}"
         apart = difference(differences[label], metric) if label in differences else ""
         word = "the best" if place == 0 else "tied" if label in same else ""
         table.add_row(label, value, apart, word, str(len(group)), str(diverged or ""))
