@@ -32,6 +32,7 @@ SPREADS = {
     "all rows alike": lambda k, rows: 1.0,
     "one diverges: 30 times the noise": lambda k, rows: 30.0 if k == rows - 1 else 1.0,
     "one has 3 times the noise": lambda k, rows: 3.0 if k == rows - 1 else 1.0,
+    "half have 10 times the noise": lambda k, rows: 10.0 if k >= (rows + 1) // 2 else 1.0,
     "noise from 1 to 3": lambda k, rows: 1 + 2 * k / max(rows - 1, 1),
 }
 

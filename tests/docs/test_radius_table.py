@@ -81,6 +81,6 @@ def test_verdicts_are_wrong_in_at_most_one_table_of_twenty():
     assert max(one["percent"] for one in record["errors"]) < 5 + 2 * 0.5 and record["tables"] == 2000
     assert {one["seeds"] for one in record["errors"]} == {3, 5, 10}
     worst = max(one["percent"] for one in record["errors"])
-    assert f"{worst:.1f} ± 0.5 % in the worst setting" in (DOCS / "compare.md").read_text("utf-8")
+    assert f"{worst:.1f} ± 0.6 % in the worst setting" in (DOCS / "compare.md").read_text("utf-8")
     body = making("verdicts").markdown()
     assert body.count("\n|") == 2 + 7 + 4  # two heads with their rules, seven kinds, three effects, less the first line

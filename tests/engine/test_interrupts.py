@@ -61,6 +61,54 @@ def test_weights_that_are_loaded_after_an_interrupt_stay():
     assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())
 
 
+def left(stops):
+    """A model and its optimizer after a loop that was left in its second look, whose iterator a variable keeps."""
+    model, x = net(), torch.ones(6, 3, dtype=torch.float64)
+    opt = steppe.SharpnessAware(sgd(model), steppe.SAM(rho=0.5), model)
+    before, looks = everything(model), opt.passes()
+    for look in looks:
+        model(x).square().mean().backward()
+        if look.index == stops:
+            break
+    return model, opt, before, looks
+
+
+def test_weights_that_are_saved_after_a_break_are_not_perturbed():
+    """An iterator in a variable is not freed when its loop is left, so it cannot restore the weights at once."""
+    model, opt, before, looks = left(1)
+    perturbed = weights(model)
+    assert same(everything(model), before) and not torch.equal(weights(model), perturbed)  # by its state_dict
+    assert next(looks, None) is None
+    with pytest.raises(RuntimeError, match="needs a direction"):
+        opt.step()
+
+
+@pytest.mark.parametrize("stops", [0, 1])
+def test_weights_that_are_loaded_after_a_break_stay(stops):
+    model, opt, _, looks = left(stops)
+    loaded = {name: torch.full_like(value, 0.5) for name, value in net().state_dict().items()}
+    model.load_state_dict(loaded)
+    looks.close()
+    opt.zero_grad()
+    opt.load_state_dict(opt.state_dict())
+    assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())
+
+
+def test_a_look_at_the_weights_may_save_them():
+    model, x = net(), torch.ones(6, 3, dtype=torch.float64)
+    opt = steppe.SharpnessAware(sgd(model), steppe.SAM(rho=0.5), model)
+    saved = []
+    before = weights(model)
+    for look in opt.passes():
+        if look.index == 0:
+            saved.append({name: value.clone() for name, value in model.state_dict().items()})
+        model(x).square().mean().backward()
+    opt.step()
+    assert look.index == 1 and not torch.equal(weights(model), before)
+    model.load_state_dict(saved[0])
+    assert torch.equal(weights(model), before)
+
+
 def interrupted(method):
     """A model, its optimizer, and its weights before a step whose base was interrupted when it had stepped."""
 

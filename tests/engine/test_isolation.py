@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import steppe
 from helpers import problems
@@ -294,3 +297,48 @@ def test_no_synchronisation_on_a_gpu():
             by_closure(opt, model, data)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("parametrization", ["symmetric", "weight_norm"])
+def test_every_look_parametrizes_anew(parametrization):
+    """`parametrize.cached()` around a step made SAM plain SGD, because all looks saw the first one's weights."""
+
+    class Symmetric(nn.Module):
+        def forward(self, x):
+            return x.triu() + x.triu(1).T
+
+    model = problems.seeded(lambda: nn.Linear(3, 3).double())
+    if parametrization == "symmetric":
+        parametrize.register_parametrization(model, "weight", Symmetric())
+    else:
+        nn.utils.parametrizations.weight_norm(model)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    directions = []
+    for context in (contextlib.nullcontext, parametrize.cached):
+        opt = steppe.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), steppe.SAM(0.3), model)
+        with context():
+            opt.gradient(lambda: model(x).pow(4).sum())
+        directions.append(problems.flat(p.grad for p in model.parameters()))
+        opt.zero_grad()
+    assert torch.equal(*directions)
+
+
+def test_parameters_of_others_may_be_replaced_and_added():
+    """Their gradient is that of the first look, also if they are new since the last step."""
+    model = problems.seeded(lambda: nn.ModuleList([nn.Linear(3, 3), nn.ParameterList([torch.ones(3)])]).double())
+    ours, theirs = model
+    assert isinstance(theirs, nn.ParameterList)
+    x = torch.randn(5, 3, dtype=torch.float64)
+
+    def loss():
+        return (ours(x) * sum(theirs)).square().sum()
+
+    opt = steppe.SharpnessAware(torch.optim.SGD(ours.parameters(), lr=0.01), steppe.SAM(0.3), model)
+    opt.step(loss)
+    theirs.append(nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64)))
+    theirs[0] = nn.Parameter(torch.full((3,), 3.0, dtype=torch.float64))
+    expected = torch.autograd.grad(loss(), list(theirs))
+    model.zero_grad()
+    opt.step(loss)
+    for p, grad in zip(theirs, expected, strict=True):
+        torch.testing.assert_close(p.grad, grad, rtol=1e-12, atol=0)

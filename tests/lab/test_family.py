@@ -70,9 +70,27 @@ def test_few_seeds_share_a_variance_by_hand():
     assert found[0].p == pytest.approx(2 * scipy_stats.t.sf(t, degrees), rel=1e-9)
 
 
+def test_several_noisy_rows_do_not_widen_the_others():
+    """They hid each other from the test of the largest: the first row was +3 [−13.6, +19.6], "no difference seen"."""
+    calm = [[3.0, 3.25, 2.75], [0.1, -0.2, 0.1], [-0.2, 0.1, 0.1]]
+    wild = [[17.4, 22.3, 27.1], [5.0, 11.2, 17.0], [3.0, 9.0, 15.2], [16.0, 22.0, 27.0]]
+    found = judged([made(v) for v in [*calm, *wild]])
+    for values, one in zip([*calm, *wild], found, strict=True):
+        assert one.mean.error == pytest.approx(scipy_stats.sem(values))
+        assert one.p == pytest.approx(scipy_stats.ttest_1samp(values, 0.0).pvalue)
+    assert found[0].verdict == "better"
+
+
+def test_with_three_seeds_a_row_that_stands_out_ends_the_sharing():
+    """Two degrees of freedom do not tell a quiet row from a noisy one that looks quiet by chance."""
+    rows = [[0.9, 1.0, 1.1], [0.0, 0.1, -0.1], [0.5, 0.45, 0.4], [-127.0, -22.0, -75.0]]
+    for values, one in zip(rows, judged([made(v) for v in rows]), strict=True):
+        assert one.mean.error == pytest.approx(scipy_stats.sem(values))
+
+
 def test_a_row_that_diverges_is_judged_on_its_own():
-    calm = [[0.9, 1.0, 1.1], [0.0, 0.1, -0.1], [0.5, 0.45, 0.4], [-0.1, 0.05, 0.1]]
-    wild = [-127.0, -22.0, -75.0]
+    calm = [[0.9, 1.0, 1.1, 1.0], [0.0, 0.1, -0.1, 0.1], [0.5, 0.45, 0.4, 0.5], [-0.1, 0.05, 0.1, 0.0]]
+    wild = [-127.0, -22.0, -75.0, -10.0]
     without, beside = judged([made(v) for v in calm]), judged([made(v) for v in [*calm, wild]])
     assert beside[-1].mean.error == pytest.approx(scipy_stats.sem(wild))
     assert beside[-1].p == pytest.approx(scipy_stats.ttest_1samp(wild, 0.0).pvalue)

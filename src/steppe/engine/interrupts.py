@@ -1,4 +1,4 @@
-"""After an interrupt (Ctrl-C): perturbed weights are not saved, and weights that are loaded are not overwritten."""
+"""After an interrupt or a `break`: perturbed weights are not saved, and loaded weights are not overwritten."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
@@ -14,22 +14,29 @@ from ..support.wrappers import uncompiled
 
 
 class Recovers(Protocol):
-    """A step that can finish restoring the weights."""
+    """A step that can restore the weights."""
 
-    def recover(self) -> None:
-        """Finish restoring."""
+    def before_saving(self) -> None:
+        """Restore them before they are saved."""
+        ...
+
+    def close(self) -> None:
+        """End the step, and restore everything."""
         ...
 
 
 class _RecoverFirst:
     """A hook on a model's `state_dict` or `load_state_dict`. A pickled or copied model gets `_DoNothing` instead."""
 
-    def __init__(self, step: Recovers):
-        self._step = weakref.ref(step)
+    def __init__(self, step: Recovers, loading: bool):
+        self._step, self._loading = weakref.ref(step), loading
 
     def __call__(self, *_: Any) -> None:
         if (step := self._step()) is not None:
-            step.recover()
+            if self._loading:
+                step.close()
+            else:
+                step.before_saving()
 
     def __reduce__(self) -> tuple[type[_DoNothing], tuple[()]]:
         return _DoNothing, ()
@@ -53,5 +60,5 @@ def recover_before_saving(step: Recovers, model: nn.Module | None) -> None:
             for key, hook in list(hooks.items()):
                 if isinstance(getattr(hook, "hook", hook), (_RecoverFirst, _DoNothing)):
                     del hooks[key]
-        module.register_state_dict_pre_hook(_RecoverFirst(step))
-        module.register_load_state_dict_pre_hook(_RecoverFirst(step))
+        module.register_state_dict_pre_hook(_RecoverFirst(step, loading=False))
+        module.register_load_state_dict_pre_hook(_RecoverFirst(step, loading=True))

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
 
 from ..method import Method
 from ..vector import same
@@ -110,8 +111,8 @@ class Isolation:
         self._model, self._params = model, params
         self._changing = list(changing)  # parameters of others that a forward changes, for example a moving average
         self._modules = [] if model is None else list(model.modules())
-        self._child_dicts = [module._modules for module in self._modules]
-        self._children = _all_values(self._child_dicts)  # as long as these are the same objects, so is the module tree
+        self._part_dicts = [one for m in self._modules for one in (m._modules, m._parameters)]
+        self._parts = _all_values(self._part_dicts)  # as long as these are the same objects, so are model and snapshot
         self._devices = sorted({p.device for p in params}, key=str)
         self._sharded = [m for m in self._modules if fully_sharded(m)]
         self._before = Snapshot(self._modules, self._devices, self._changing)
@@ -135,7 +136,7 @@ class Isolation:
 
     def for_next_step(self, model: nn.Module | None, params: list[Tensor]) -> Isolation:
         """This object with a new snapshot, or a new object if model or parameters have changed."""
-        same_model = model is self._model and same(_all_values(self._child_dicts), self._children)
+        same_model = model is self._model and same(_all_values(self._part_dicts), self._parts)
         # A forward may create a generator. To look for new ones takes too long for every step.
         same_model &= self._steps_to_watch < 0 or same(own_generators(self._modules), self._before.own_generators)
         if not (same_model and same(params, self._params) and self._before.fits()) or self._changed:
@@ -251,8 +252,9 @@ class Isolation:
                 module.training = True
 
     def drop_cached_weights(self) -> None:
-        """Drop copies of the weights after they have moved: autocast's low-precision and FSDP2's gathered ones."""
+        """Drop what was made from the weights before they moved: by autocast, `parametrize.cached()` and FSDP2."""
         torch.clear_autocast_cache()
+        parametrize._cache.clear()
         for module in self._sharded:
             module.reshard()
 

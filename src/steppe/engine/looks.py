@@ -280,6 +280,11 @@ class LookRunner:
             self._isolation.drop_cached_weights()
         return Pass(self._looks_done, look.batch, look.sample, look.linear, product)
 
+    @property
+    def away(self) -> bool:
+        """Whether the weights are perturbed now."""
+        return self._moved
+
     def _is_first_move(self) -> bool:
         """Whether the weights have not moved yet. Then they are moved in place, which saves reading the copy."""
         return self.home is None and not self._looked_at_copies

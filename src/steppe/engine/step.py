@@ -228,6 +228,16 @@ class Step:
             self._runner.undo()
         self._runner = self._undo = None
 
+    def before_saving(self) -> None:
+        """Restore the weights if a loop over the looks was left, but a variable keeps its iterator (`looks.close()`).
+
+        From within a look at the weights themselves they may be saved.
+        """
+        if self._runner is not None and self._runner.away:
+            self.close()
+        else:
+            self.recover()
+
     def interrupted(self, grad_mode: bool, undo: Space | None = None) -> None:
         """Note an interrupt outside of the looks. With `undo`, the step was half done: its weights are restored."""
         self._grad_mode, self._undo = grad_mode, undo

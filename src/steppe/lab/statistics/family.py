@@ -7,10 +7,11 @@ interval does not.
 
 With up to `POOLED` seeds the variance of a single row is a poor estimate: three seeds have two degrees of freedom. Rows
 then share one variance, with three safeguards. A row whose variance is significantly larger than that of the others,
-for example of a method that diverges, is left out and judged by its own. No row is judged by less than its own
-variance. Correlated rows do not count as independent: the degrees of freedom are Box's, ν tr(S)²/tr(S²), with S the
-covariance of the differences; for few seeds tr(S²) is partly corrected for its bias. `studies/verdicts/simulate.py`
-simulates the type I error and the power.
+for example of a method that diverges, is left out and judged by its own. If several stand out, or with three seeds if
+one does, all rows are judged by their own. No row is judged by less than its own variance. Correlated rows do not
+count as independent: the degrees of freedom are Box's, ν tr(S)²/tr(S²), with S the covariance of the differences; for
+few seeds tr(S²) is partly corrected for its bias. `studies/verdicts/simulate.py` simulates the type I error and the
+power.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from .means import CONFIDENCE, Mean, mean_of
 
 FEWEST = 3  # a verdict needs at least this many seeds
 POOLED = 6  # rows share a variance if there are at most this many seeds
-_F_LEVEL = 0.05  # level of the F test that leaves a row out of the shared variance
+# Levels of the F tests whether the row with the largest variance, or the several with the largest ones, differ from the
+# others. How many are several is chosen by their variances: the level makes up for that.
+_F_LEVEL, _F_LEVEL_OF_SEVERAL = 0.05, 0.001
 _MOST_SEEDS = 99  # a larger number of needed seeds is not named
 
 
@@ -182,17 +185,28 @@ def _shared_errors(differences: Sequence[Difference]) -> dict[int, tuple[float, 
 
 
 def _agreeing(values: Mapping[int, list[float]], freedom: int) -> list[int]:
-    """The rows whose variances agree: those with the largest are dropped until an F test finds no difference."""
+    """The rows whose variances agree: those with the largest are dropped until an F test finds no difference.
+
+    None, if more than one stands out clearly. Several noisy rows hide each other if only the largest is tested. And of
+    several, one will look quiet by chance: judged by the variance of the quiet rows, it would be an error. With three
+    seeds this is likely even if only one stands out.
+    """
     from scipy.special import fdtrc
 
     rows = sorted(values, key=lambda k: _covariance(values[k], values[k]))
-    while len(rows) > 1:
-        variance, degrees = _pooled([values[k] for k in rows[:-1]], freedom)
-        largest = _covariance(values[rows[-1]], values[rows[-1]])
-        if fdtrc(freedom, degrees, largest / variance) >= _F_LEVEL:
-            break
+    dropped = 0  # clearly: also for the largest of as many rows
+
+    def probability(many: int) -> float:
+        """The p value of the last rows having the variance of the others."""
+        rest, last = (_pooled([values[k] for k in some], freedom) for some in (rows[:-many], rows[-many:]))
+        return float(fdtrc(last[1], rest[1], last[0] / rest[0]))
+
+    while len(rows) > 1 and (p := probability(1)) < _F_LEVEL:
+        dropped += p < _F_LEVEL / len(rows)
         rows.pop()
-    return rows
+    # Up to two thirds: the few smallest of many variances are small by chance.
+    apart = any(probability(many) < _F_LEVEL_OF_SEVERAL for many in range(2, 2 * len(rows) // 3 + 1))
+    return [] if apart or dropped > (freedom > FEWEST - 1) else rows
 
 
 def _pooled(rows: Sequence[list[float]], freedom: int) -> tuple[float, float]:
