@@ -22,7 +22,8 @@ class FunctionalSAM(Method):
     Limits: ρ = 0 gives the base optimizer; a loss that is linear in the outputs gives SAM.
 
     What the outputs are: the tensors that `model` returns. They must be predictions from which your closure or loop
-    computes the loss. A model that returns the loss itself is refused.
+    computes the loss. A model that returns the loss itself is refused. It may run several backward passes, in every
+    look the same ones, and may change an output in place, unless the output shares memory with another one.
 
     The paper's best form also divides e by the second moments of Adam, which is not built here. It compares at equal
     steps, where a step costs twice that of AdamW.
