@@ -83,6 +83,7 @@ WRONG = {
     "sweep": "nothing to search",
     "sweep --grid lr": "is not of the form name=values",
     "sweep --grid lr=,": "is not of the form name=values",
+    "sweep --grid sam.rho=0.1 --trials 4": "--trials is for a --range",
     "sweep --grid rho=0.1": "rho is a setting of the method: write sam.rho",
     "sweep --grid gsam.rho=0.1": "the method is sam, so write sam.rho",
     "sweep --grid sam.rho=0.1,-2": "SAM: rho must not be negative",

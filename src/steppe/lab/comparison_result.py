@@ -31,9 +31,12 @@ class Choice:
 
     def __str__(self) -> str:
         low, high = self.mean.low, self.mean.high
+        metric = self.metric.replace("_", " ").strip("↑")
+        if self.recipe.get("hold_out"):
+            metric = metric.replace("test", "held-out", 1)
         bounds = f" [{low:.4g}, {high:.4g}]" if low is not None and high is not None else ""
         tied = f"; tied with {'; '.join(self.tied)}" if self.tied else ""
-        return f"{self.label}: {self.metric.replace('_', ' ').strip('↑')} {self.mean.value:.4g}{bounds}{tied}"
+        return f"{self.label}: {metric} {self.mean.value:.4g}{bounds}{tied}"
 
     __repr__ = __str__  # a notebook shows the sentence
 

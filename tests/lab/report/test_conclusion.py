@@ -54,7 +54,9 @@ def test_conclusions_without_a_gain():
     )
     assert harm.endswith("; worse than SGD: GAM.")
     few = said([record("SGD", 0.9, 0, role="base"), record("SAM", 0.95, 0)])
-    assert few == "nothing can be said: fewer than 3 seeds, or every method diverged."
+    assert few == "nothing can be said with fewer than 3 seeds."
+    lost = said([record("SGD", 0.9, seed, role="base") for seed in range(3)] + [diverged("SAM", s) for s in range(3)])
+    assert lost == "nothing can be said: every method diverged."
 
 
 def test_each_problem_has_its_sentence():
@@ -62,6 +64,17 @@ def test_each_problem_has_its_sentence():
     text = conclusion([one, two], "test_accuracy")
     assert text.startswith("On digits, digits-mlp: SAM rho=0.1 is worth its cost")
     assert text.endswith(" On mnist, digits-mlp: only the base was run.")
+
+
+def test_a_method_that_declares_too_small_a_cost():
+    """It was left out of the comparison at equal cost without a word."""
+    made = pair(0.90, 0.90) + runs("SAM", 0.93, 1.1, cost=3.0)
+    assert not any("declares" in one for one in warnings(summarise(made), "test_accuracy"))
+    for one in made:
+        if one["label"] == "SAM":
+            one["method"]["cost"] = 1.0
+    (said_so,) = (one for one in warnings(summarise(made), "test_accuracy") if "declares" in one)
+    assert said_so.startswith("SAM declares cost = 1 but took 3 gradients a step, so no base of its cost was trained")
 
 
 def test_warnings_are_words():

@@ -17,6 +17,7 @@ from ...vector import Vector
 from ..errors import say, user_mistakes
 from ..objectives import objectives
 from ..options import OBJECTIVE, Checkpoints, takes
+from ..prepare import make_folder
 
 
 @takes(objective=OBJECTIVE)
@@ -41,11 +42,11 @@ def command(
     if along not in ("random", "eigenvectors"):
         raise UserError(f"--along must be random or eigenvectors, not {along!r}")
     require("matplotlib", "matplotlib", "drawing figures")
+    make_folder(out)
     how: dict[str, Any] = {"reach": reach, "points": points, "seed": objective["seed"]}
     with user_mistakes(ValueError, TypeError, ImportError):
         named = dict(objectives(checkpoints, objective))
         vectors = _eigenvectors(named, dimensions, objective["seed"]) if along == "eigenvectors" else {}
-        out.mkdir(parents=True, exist_ok=True)
         written = _line(named, vectors, out, how) if dimensions == 1 else _surfaces(named, vectors, out, html, how)
     for path in written:
         typer.echo(f"wrote {path}")

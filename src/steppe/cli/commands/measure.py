@@ -15,6 +15,7 @@ from ..measures import MEASURES, Request, measure, print_differences, print_numb
 from ..objectives import objectives
 from ..options import OBJECTIVE, Checkpoints, takes
 from ..partial_results import partial_results
+from ..prepare import make_folder
 
 
 @takes(objective=OBJECTIVE)
@@ -38,6 +39,7 @@ def command(
     wanted = list(what or ()) or [name for name in MEASURES if name != "flatness"]
     asked = Request(wanted, top, rtol, rho, max_matvecs, objective["seed"])
     _check(asked)
+    make_folder(out)
     found, partials = {}, []
     again = f"Run the same command again to resume from {out / '.partial'}, or with --no-resume to start over."
     with resumable(again), user_mistakes(ValueError, TypeError, ImportError):

@@ -29,6 +29,7 @@ Range = Annotated[
 ]
 Sampler = Annotated[str, typer.Option(help="With --range: how Optuna samples, tpe or random.")]
 Trials = Annotated[int, typer.Option(help="With --range: number of settings to try.")]
+TRIALS = 20
 Storage = Annotated[str, typer.Option(help="With --range: URL of Optuna's database. Default: an SQLite file in --out.")]
 Study = Annotated[
     str, typer.Option(help="With --range: name of the study in the database. Default: a name for this search.")
@@ -46,7 +47,7 @@ def command(
     grid: Grid = None,
     range_: Range = None,
     sampler: Sampler = "tpe",
-    trials: Trials = 20,
+    trials: Trials = TRIALS,
     storage: Storage = "",
     study: Study = "",
     hold_out: HoldOut = 0.2,
@@ -70,6 +71,9 @@ def command(
     space = sweep.read_space(grid or [], range_ or [], template)
     if seeds < 1 or trials < 1:
         raise UserError("--seeds and --trials must be at least 1")
+    given = {"trials": trials != TRIALS, "sampler": sampler != "tpe", "storage": storage, "study": study}
+    if not range_ and (first := next((name for name, value in given.items() if value), "")):
+        raise UserError(f"--{first} is for a --range: a --grid has all its settings tried")
     where_to = address_of(on, address)
     if on == "queue" and range_:
         raise UserError("--on queue is for a --grid: the trials of a --range depend on each other")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..records import number
-from ..statistics import FEWEST, Difference, Row, larger_is_better
+from ..statistics import EQUAL, FEWEST, Difference, Row, larger_is_better
 from . import formatting
 
 SMALL_TEST = 2000  # with fewer test examples there is a warning
@@ -30,7 +30,9 @@ def _sentence(rows: Sequence[Row], metric: str) -> str:
     if base is None or not any(row.role == "method" for row in rows):
         return "there is nothing to compare." if base is None else "only the base was run."
     if not judged:
-        return f"nothing can be said: fewer than {FEWEST} seeds, or every method diverged."
+        if all(row.diverged for row in rows if row.role == "method"):
+            return "nothing can be said: every method diverged."
+        return f"nothing can be said with fewer than {FEWEST} seeds."
     # A method is worth its cost if it is better than the base itself, too, which costs no more either.
     both = [r for r in judged if r.equal_cost and r.equal_cost.verdict == "better" and r.verdict == "better"]
     worth = _best(both, metric, "equal_cost")
@@ -108,7 +110,21 @@ def warnings(rows: Sequence[Row], metric: str) -> list[str]:
         found.append(f"{unfinished} {'run is' if unfinished == 1 else 'runs are'} not finished and not included.")
     if rows and not any(row.role == "base" for row in rows):
         found.append("No base was run, so there is nothing to compare with.")
-    return [*found, *_too_short(rows, metric), *_small_test(rows, metric)]
+    return [*found, *_too_short(rows, metric), *_dearer_than_declared(rows), *_small_test(rows, metric)]
+
+
+def _dearer_than_declared(rows: Sequence[Row]) -> list[str]:
+    """Warnings about methods of which no base of their cost was trained, because they declare a smaller one."""
+    found = []
+    for row in rows:
+        declared = [number(record["method"].get("cost")) for record in row.group.done if record.get("method")]
+        compared = row.role != "method" or row.difference is None or row.equal_cost is not None
+        if not compared and row.cost and declared and declared[0] and row.cost > (1 + EQUAL) * declared[0]:
+            found.append(
+                f"{row.label} declares cost = {declared[0]:g} but took {row.cost:.3g} gradients a step, so no base of "
+                "its cost was trained: correct its cost."
+            )
+    return found
 
 
 def _small_test(rows: Sequence[Row], metric: str) -> list[str]:
