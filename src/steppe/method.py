@@ -97,7 +97,9 @@ Memory: TypeAlias = dict[str, "Vector | Tensor"]
 class Context:
     """What a method knows about the step it is in, besides what it sees, and what it may ask for."""
 
-    step: int  # steps taken so far; skipped steps do not count
+    # Steps taken so far; skipped steps do not count. Inside `Every`, `Late` and `Random` a method's own steps: then
+    # `methods.some_steps.training_step` says which step of training it is.
+    step: int
     lr: Any  # learning rate of the first parameter group before this step; None if the base optimizer has none
     weights: Callable[[], Vector]
     draws: Draws

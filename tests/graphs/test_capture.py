@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 import steppe
 from helpers import problems
-from helpers.captured_steps import data, loss_of, make, net
+from helpers.captured_steps import data, loss_of, make, net, with_sgd_for_gamma
 from helpers.problems import everything, same, seeded
 from steppe.graphs.recorder import LiveNumbers
 
@@ -38,15 +38,6 @@ class Program(TorchDispatchMode):
 
         self.operations.append(str((func, tree_map(kind, args), tree_map(kind, kwargs or {}))))
         return func(*args, **(kwargs or {}))
-
-
-def with_sgd_for_gamma(method):
-    """Adam's bias correction is a number that changes on a CPU; on a GPU it is on the device."""
-    values = {f.name: getattr(method, f.name) for f in fields(method)}
-    inner = {k: with_sgd_for_gamma(v) for k, v in values.items() if isinstance(v, steppe.Method)}
-    if isinstance(method, steppe.GAM):
-        inner["optimizer"] = partial(torch.optim.SGD, lr=0.01)
-    return replace(method, **inner) if inner else method
 
 
 @every_variant

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,3 +46,12 @@ def loss_of(model):
 
 def auxiliary(method, day):
     return {"auxiliary": day.auxiliary} if "auxiliary" in method.needs else {}
+
+
+def with_sgd_for_gamma(method):
+    """Adam's bias correction is a number that changes on a CPU; on a GPU it is on the device."""
+    values = {f.name: getattr(method, f.name) for f in fields(method)}
+    inner = {k: with_sgd_for_gamma(v) for k, v in values.items() if isinstance(v, steppe.Method)}
+    if isinstance(method, steppe.GAM):
+        inner["optimizer"] = partial(torch.optim.SGD, lr=0.01)
+    return replace(method, **inner) if inner else method

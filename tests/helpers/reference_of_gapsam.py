@@ -28,8 +28,9 @@ def update(m, step, state, loss, rise, held):
     if m.epoch_steps:
         turn, over = share_of_turn(step, m.epoch_steps)
         lowest, highest = (0.0 if over < 0.25 else -1.0), 2.0
-        if turn < 2 or over < 0.125:
-            if turn != state.get("turn"):
+        begins = turn != state.get("turn")
+        if begins or turn < 2 or over < 0.125:
+            if begins:
                 state["turn"], state["offsets"] = turn, []
             state["offsets"].append(held - loss)
             for name in ("means", "weight", "best"):

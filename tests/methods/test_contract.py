@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import steppe
 from helpers import problems
+from helpers.captured_steps import with_sgd_for_gamma
 from helpers.problems import adamw, by_backward_closure, by_closure, by_passes, everything, same, seeded, sgd, weights
 from steppe.engine.random_vectors import Draws
 from steppe.method import one_by_one
@@ -186,6 +187,7 @@ def test_deep_copies_continue_with_the_same_bits(method):
 @every_variant
 def test_no_step_synchronises_with_the_device(method):
     """With fake tensors, reading a value raises. A step that reads none can be captured in a CUDA graph."""
+    method = with_sgd_for_gamma(method)
     data = problems.steps(3, dtype=torch.float32)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = problems.mlp()

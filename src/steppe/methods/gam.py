@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -71,7 +71,8 @@ class GAM(Method):
     Which auxiliary batch: Algorithm 1 samples it once, the text speaks of auxiliary minibatches. The caller gives
     it; `steppe.with_auxiliary` pairs a loader's batches with a fresh, fixed or previous one, or with one that is held
     out of training (``--auxiliary held-out:500`` in the lab). Take it before the step, not in the closure: a
-    Hessian-vector product is a difference of two calls, which must see the same batch.
+    Hessian-vector product is a difference of two calls, which must see the same batch. If its loss is not finite, γ is
+    not updated.
 
     Limits: T = 1 with γ₁ fixed is SAM without normalisation; with unit directions, SAM. No code by the authors is
     public.
@@ -186,6 +187,7 @@ class GAM(Method):
         # In the first step the optimizer makes its own state: SGD, for example, applies no dampening in its first step.
         names = [name for name in ctx.memory if name == "gamma" or (ctx.step and name.startswith("gamma."))]
         state = optimizer_step(self._optimizer, {name: ctx.memory[name] for name in names}, slope)
+        state = _if_finite(state, ctx.memory, slope)
         ctx.remember(**state)
         ctx.metrics.update(gamma=state["gamma"], slope=slope)
 
@@ -277,6 +279,25 @@ def optimizer_step(make: Callable[[list[Tensor]], Optimizer], state: dict[str, A
     optimizer.step()
     new = {f"gamma.{name}": v for name, v in optimizer.state[param].items() if isinstance(v, Tensor)}
     return {"gamma": param.detach(), **new}
+
+
+def _if_finite(new: dict[str, Tensor], before: Mapping[str, Any], slope: Tensor) -> dict[str, Tensor]:
+    """The state after a step of the γ-optimizer, or the one before if that step is not finite: γ would stay NaN.
+
+    Training never steps along X̄, so nothing else would notice that its loss is NaN or infinite. Members are skipped one
+    by one. Two things go on: the step count that members share, unless all are skipped, and one on the CPU (optimizers
+    without a fused kernel), which a value on the device cannot hold back without waiting for it.
+    """
+    finite = torch.isfinite(slope)
+    for name, value in new.items():
+        if value.shape == slope.shape:  # γ, and what the optimizer keeps for each coefficient: ∂Δ/∂γ² may overflow
+            finite = finite & (torch.isfinite(value) | ~torch.isfinite(before[name]))
+    finite = finite.all(dim=0)
+    kept = dict(new)
+    for name, value in new.items():
+        if value.device == slope.device:
+            kept[name] = torch.where(finite if value.shape == slope.shape else finite.any(), value, before[name])
+    return kept
 
 
 def _discrepancy_gradient(discrepancy: str, g: Vector, g_bar: Vector) -> Vector:

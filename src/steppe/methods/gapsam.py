@@ -13,9 +13,11 @@ from ..auxiliary import turn_of
 from ..method import HERE, Context, Look, Looks, Memory, Method, Number, ascent
 from ..vector import TINY, Space
 from . import require
+from .some_steps import own_steps_before, training_step
 
 _LEAP = 2.0  # the largest log(target / rise) where examples are held out in turns
 _UPDATES = ("begin", "measure", "grow", "move")
+_MEANS = ("mean_loss", "mean_rise", "mean_held")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class GapSAM(Method):
     On less than ten thousand examples, hold them out **in turns**: 5 % of them, others from epochs 1, 2, 4, 8 … on, and
     say how many steps an epoch has (`epoch_steps`; in the lab ``--auxiliary in-turns`` does both). So all examples are
     trained on. Until their turn begins the held-out ones are trained on like the others: if their loss is higher then,
-    they are harder, and that is no gap. It is measured in the first eighth of a turn, in which ρ stays, and subtracted:
+    they are harder, and that is no gap. It is measured in the first eighth of a turn, but at least by the turn's first
+    update, at which ρ stays, and subtracted:
 
         gap = L_X̄(w) − L_X(w) − offset,   offset = mean of L_X̄(w) − L_X(w) in the first eighth      (1')
 
@@ -64,7 +67,10 @@ class GapSAM(Method):
 
     It falls to ρ_b by at most e^(−rate) an update.
 
-    Limits: ``times=0`` is SAM at `least`.
+    If the held-out loss is not finite, there is no update: ρ and all means stay, and the sums go on to the next one.
+
+    Limits: ``times=0`` is SAM at `least`. In `Late`, what the first update measures is subtracted until the next turn
+    begins, and a gap that is there already is a part of it.
 
     Measured (studies/radius). Digits, held out in turns, n = 24: within 0.3 points or one standard error of the best of
     six fixed radii in 20 of 24 regimes, and 0.2 points above it on average; below its base in 4, by 0.4 to 0.6 points.
@@ -89,7 +95,7 @@ class GapSAM(Method):
         backtrack (share, ≥ 0): How far both losses may rise above where the held-out loss was least, before ρ goes back
             to what it was there; 0: it never does. 0.03 for small data of which the same examples are always held out.
         epoch_steps (steps, ≥ 0): Steps in an epoch, where examples are held out in turns; 0: where the same ones always
-            are.
+            are. Steps of training: inside `Every`, `Late` and `Random` those of the other method too.
     """
 
     times: Number = 2.0
@@ -147,6 +153,7 @@ class GapSAM(Method):
             self._measure_offset(ctx, new, afresh=update == "begin")
         else:
             self._move(ctx, new, first, falls=update == "move")
+        self._undo_unless_finite(ctx, held, {"loss": loss, "rise": rise, "count": count}, update == "begin")
         return there.grad
 
     def _update(self, step: int) -> str:
@@ -154,14 +161,16 @@ class GapSAM(Method):
         if not self.epoch_steps:
             return "move"
         turn, done = self._turn(step)
+        first_step = (2**turn - 1) * self.epoch_steps
+        if step - self.period < own_steps_before(step, first_step):  # the last update was before this turn
+            return "begin"
         if turn < 2 or done < 1 / 8:
-            begins = step == 0 or self._turn(step - self.period)[0] != turn
-            return "begin" if begins else "measure"
+            return "measure"
         return "grow" if done < 1 / 4 else "move"
 
     def _turn(self, step: int) -> tuple[int, float]:
-        """In which turn a step is, and which share of it is over."""
-        epoch = step / self.epoch_steps + 1
+        """In which turn a step is, and which share of it is over. All steps of training count, as for epochs."""
+        epoch = training_step(step) / self.epoch_steps + 1
         turn = turn_of(int(epoch))
         return turn, epoch / 2**turn - 1
 
@@ -172,6 +181,24 @@ class GapSAM(Method):
         ctx.remember(offset=offset + (new["mean_held"] - new["mean_loss"]), offsets=offsets + 1)
         ctx.remember(weight=zero, **dict.fromkeys(new, zero))
         ctx.metrics.update(rho=ctx.memory["rho"])
+
+    def _undo_unless_finite(self, ctx: Context, held: Tensor, sums: dict[str, Tensor], begins: bool) -> None:
+        """Without a finite held-out loss (all its targets ignored, an overflow) only the sums go on.
+
+        Training never steps along that batch, so nothing else would notice it. What was measured in the turn before is
+        dropped all the same where another begins: it is of other examples.
+        """
+        before: dict[str, Any] = {**ctx.memory, **sums}
+        after: dict[str, Any] = dict(ctx.remembered)
+        if begins:
+            before |= dict.fromkeys(("offset", "offsets", *_MEANS, "weight"), torch.zeros_like(held))
+        finite = torch.isfinite(held)  # a tensor, one entry per member: the host does not wait for it
+        ctx.remember(**{name: torch.where(finite, new, before[name]) for name, new in after.items()})
+        ctx.metrics.update(rho=ctx.remembered.get("rho", ctx.memory["rho"]))
+        if "gap" in ctx.metrics:  # a mean over an epoch would be NaN: show the gap that is known
+            mean = (before["mean_held"] - before["mean_loss"]) / before["weight"].clamp(min=TINY)
+            known = mean - before["offset"] / before["offsets"].clamp(min=1)
+            ctx.metrics.update(gap=torch.where(finite, ctx.metrics["gap"], known))
 
     def _move(self, ctx: Context, new: dict[str, Any], first: Tensor, falls: bool) -> None:
         """Equations (1) to (3) and (5), from this update's means."""
@@ -205,8 +232,8 @@ class GapSAM(Method):
     def memory(self, space: Space) -> Memory:
         """ρ, sums since the last update, running means, the first held-out loss, the best point, and the offset."""
         names = (
-            "loss", "rise", "count", "mean_loss", "mean_rise", "mean_held", "weight", "first_held", "best_held",
-            "best_loss", "best_rho", "bounded", "offset", "offsets",
+            "loss", "rise", "count", *_MEANS, "weight", "first_held", "best_held", "best_loss", "best_rho", "bounded",
+            "offset", "offsets",
         )  # fmt: skip
         return {"rho": space.zero() + self.least, **{name: space.zero() for name in names}}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..method import Context, Looks, Memory, Method, remembered_vectors
@@ -9,6 +10,34 @@ from ..vector import Space
 from .plain import Plain
 
 PLAIN = Plain()
+
+
+class OwnStep(int):
+    """A step of a method that runs on some of the steps only: how many steps it has run before.
+
+    It is a number like any other, for `looks` and for `phase`. A method that must know how far training is asks
+    `training_step`, and one that must know which of its own steps came before a step of training `own_steps_before`.
+    """
+
+    training: int  # how many steps training has taken
+    before: Callable[[int], int]  # how many of the method's own steps came before a step of training
+
+    def __new__(cls, own_steps: int, step: int, own_before: Callable[[int], int]) -> OwnStep:
+        """`step` is that of the outer method, an `OwnStep` too if it is nested; `own_before` counts from its steps."""
+        made = super().__new__(cls, own_steps)
+        made.training = training_step(step)
+        made.before = lambda at: own_before(own_steps_before(step, at))
+        return made
+
+
+def training_step(step: int) -> int:
+    """How many steps training has taken at a method's step."""
+    return step.training if isinstance(step, OwnStep) else step
+
+
+def own_steps_before(step: int, at: int) -> int:
+    """How many of the steps that `step` counts came before step `at` of training."""
+    return step.before(at) if isinstance(step, OwnStep) else at
 
 
 class _OnSomeSteps(Method):
@@ -69,8 +98,13 @@ class _OnSomeSteps(Method):
 
     def _running_at(self, step: int) -> tuple[Method, int]:
         """The method that runs at a step, and how many steps it has run before."""
-        active, own_steps = self._active(step)
-        return (self.method, own_steps) if active else (self.between, step - own_steps)
+        active = self._active(step)[0]
+
+        def own_before(at: int) -> int:
+            steps = self._active(at)[1]
+            return steps if active else at - steps
+
+        return self.method if active else self.between, OwnStep(own_before(step), step, own_before)
 
     def phase(self, step: int) -> int | None:
         method, own_steps = self._running_at(step)

@@ -71,9 +71,8 @@ def command(
     space = sweep.read_space(grid or [], range_ or [], template)
     if seeds < 1 or trials < 1:
         raise UserError("--seeds and --trials must be at least 1")
-    given = {"trials": trials != TRIALS, "sampler": sampler != "tpe", "storage": storage, "study": study}
-    if not range_ and (first := next((name for name, value in given.items() if value), "")):
-        raise UserError(f"--{first} is for a --range: a --grid has all its settings tried")
+    if not range_:
+        _refuse({"trials": trials != TRIALS, "sampler": sampler != "tpe", "storage": storage, "study": study})
     where_to = address_of(on, address)
     if on == "queue" and range_:
         raise UserError("--on queue is for a --grid: the trials of a --range depend on each other")
@@ -101,6 +100,12 @@ def command(
         best = sweep.best(records)
         typer.echo(f"to train with the best setting on all training data: {command_for(best)}")
         typer.echo(f"to see whether it helps: {_comparison(best)}")
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    """Raise for options that a grid would ignore."""
+    if first := next((name for name, value in given.items() if value), ""):
+        raise UserError(f"--{first} is for a --range: a --grid has all its settings tried")
 
 
 def _comparison(recipe: Any) -> str:
