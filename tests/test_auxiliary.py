@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
@@ -50,7 +51,9 @@ def test_a_data_set_is_split_by_the_seed():
     assert any(numbers(steppe.hold_out(DATA, 3, seed=s)[1]) != numbers(held) for s in range(2, 5))
 
 
-@pytest.mark.parametrize("how_many", [0, 10, -1, 2.5, 0.01, 0.99, True, "3"])
+@pytest.mark.parametrize(
+    "how_many", [0, 10, -1, 2.5, 0.01, 0.99, True, "3", float("nan"), float("inf"), np.bool_(True)]
+)
 def test_both_parts_must_have_examples(how_many):
     with pytest.raises(ValueError, match="hold out a number of examples from 1 to 9, or a share"):
         steppe.hold_out(DATA, how_many)
@@ -182,3 +185,10 @@ def test_a_part_loads_a_batch_at_once_if_the_data_can():
     train, _ = steppe.hold_out(data, 2)
     (batch,) = DataLoader(train, 8)
     assert batch.tolist() == data.asked == train.indices
+
+
+@pytest.mark.parametrize(("how_many", "count"), [(np.int64(3), 3), (np.float32(0.3), 3), (np.float64(3), 3)])
+def test_numbers_of_numpy_split_a_data_set_too(how_many, count):
+    assert numbers(steppe.hold_out(DATA, how_many, seed=1)[1]) == numbers(steppe.hold_out(DATA, count, seed=1)[1])
+    with pytest.raises(ValueError, match=r"steppe.hold_out\(data, "):
+        list(steppe.with_auxiliary("abc", cast(Any, how_many)))

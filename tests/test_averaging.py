@@ -193,3 +193,88 @@ def test_the_average_of_a_compiled_model_is_a_plain_one():
     model = nn.Linear(3, 2)
     compiled: Any = torch.compile(model)
     assert list(steppe.Averaging(compiled, ema=0.9).model.state_dict()) == ["weight", "bias"]
+
+
+def test_there_is_nothing_to_put_in_place_before_there_is_an_average():
+    """The copy has the initial weights, which are no average of anything."""
+    model = nn.Linear(2, 1)
+    average = steppe.Averaging(model, swa_from=1)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="there is no average yet"), average.in_place():
+            pass
+        average.update()
+    with average.in_place():
+        assert torch.equal(model.weight, average.model.weight)
+
+
+class Masked(nn.Module):
+    """Makes its buffers in the forward pass, as large as the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 2, dtype=torch.float64)
+        self.register_buffer("lazy", None)
+        self.register_buffer("replaced", torch.zeros(1))
+        self.register_buffer("expanded", torch.zeros(1).expand(4))
+
+    def forward(self, x):
+        self.lazy = x.sum(0) if self.lazy is None else self.lazy + 1
+        self.replaced = x.mean(1)
+        if not hasattr(self, "new"):
+            self.register_buffer("new", x.sum(0), persistent=False)
+        return self.inner(x)
+
+
+def named(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def test_buffers_that_a_forward_makes_are_copied_by_name():
+    model = Masked()
+    average = steppe.Averaging(model, ema=0.5)
+    average.update()
+    first = named(model)
+    assert average.model.lazy is None and not hasattr(average.model, "new")
+    model(torch.randn(5, 3, dtype=torch.float64))
+    with average.in_place():
+        now = named(model)
+        assert now.keys() == {"replaced", "expanded", "new"} and torch.equal(now["replaced"], first["replaced"])
+    for size in (5, 6, 6):
+        model(torch.randn(size, 3, dtype=torch.float64))
+        average.update()
+        kept = named(model)
+        assert kept.keys() == named(average.model).keys() == {"lazy", "replaced", "expanded", "new"}
+        assert problems.same([*kept.values()], [*named(average.model).values()])
+    assert model.state_dict().keys() == average.model.state_dict().keys()
+    model(torch.randn(7, 3, dtype=torch.float64))
+    objects, later = dict(model.named_buffers()), named(model)
+    with average.in_place():
+        assert problems.same([*named(model).values()], [*kept.values()])
+        model(torch.randn(8, 3, dtype=torch.float64))
+    assert all(buffer is objects[name] for name, buffer in model.named_buffers())
+    assert problems.same([*named(model).values()], [*later.values()])
+
+
+def test_in_place_swaps_buffers_that_are_not_saved():
+    model = nn.Linear(3, 2, dtype=torch.float64)
+    model.register_buffer("count", torch.zeros(2), persistent=False)
+    average: Any = steppe.Averaging(model, ema=0.5)
+    counts: Any = model.get_buffer("count")
+    counts.add_(1)
+    average.update()
+    counts.add_(1)
+    with average.in_place():
+        assert counts.tolist() == [1, 1]
+    assert counts.tolist() == [2, 2] and average.model.count.tolist() == [1, 1]
+
+
+def test_an_error_while_statistics_are_estimated_leaves_the_layers_their_momentum():
+    def batches():
+        yield torch.randn(5, 64, dtype=torch.float64)
+        raise OSError("the file is gone")
+
+    model = problems.seeded(problems.batchnorm_dropout).eval()
+    average = steppe.Averaging(model, ema=0.5)
+    with pytest.raises(OSError, match="the file is gone"):
+        average.estimate_batch_norm(batches())
+    assert (average.model[0].momentum, average.model[4].momentum, average.model.training) == (0.1, None, False)

@@ -309,3 +309,61 @@ def test_a_loader_with_one_iterator_has_no_second_pass(choose):
 @pytest.mark.parametrize("choose", ["fresh", "fixed", "previous"])
 def test_a_loader_without_batches_has_no_pairs(choose):
     assert list(steppe.with_auxiliary([], choose)) == []
+
+
+# Micro-batches
+
+
+def by_itself(loss):
+    """A closure that calls backward itself."""
+
+    def closure() -> Tensor:
+        value = loss()
+        if value.requires_grad:
+            value.backward()
+        return value
+
+    return closure
+
+
+@pytest.mark.parametrize("first", ["another's", "constant", "ours"])
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_micro_batch_that_reaches_no_parameter_of_the_optimizer(first, backward):
+    """A branch of the model that is another optimizer's, or none: the others are trained all the same."""
+    p, others = weights(0.7, -0.4), weights(0.3)
+
+    def branch() -> Tensor:
+        return {"another's": quartic(others), "constant": torch.ones((), dtype=DOUBLE), "ours": quartic(p)}[first]
+
+    def rest() -> Tensor:
+        return 2 * quartic(p)
+
+    opt = SharpnessAware(SGD([p], lr=0.1), SAM(rho=0.1), nn.ParameterList([p, others]))
+    closures = [by_itself(part) if backward else part for part in (branch, rest)]
+    if first == "constant" and not backward:
+        with pytest.raises(RuntimeError, match="has no autograd graph"):
+            opt.gradient(closures)
+        return
+    loss = opt.gradient(closures)
+    factor = 3 if first == "ours" else 2
+    start = torch.tensor([0.7, -0.4], dtype=DOUBLE)
+    slope = start**3 / (start**3).norm()
+    assert loss is not None and p.grad is not None
+    torch.testing.assert_close(loss, rest().detach() + branch().detach(), rtol=1e-14, atol=0)
+    torch.testing.assert_close(p.grad, 4 * factor * (start + 0.1 * slope) ** 3, rtol=1e-11, atol=0)
+    if first == "another's":
+        assert others.grad is not None
+        torch.testing.assert_close(others.grad, 4 * others.detach() ** 3, rtol=1e-14, atol=0)
+
+
+def test_micro_batches_of_which_none_reaches_a_parameter():
+    p, others = weights(0.7, -0.4), weights(0.3)
+    opt = SharpnessAware(SGD([p], lr=0.1), SAM())
+
+    def closure() -> Tensor:
+        loss = quartic(others)
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match="its loss reaches no parameter of this optimizer"):
+        opt.step([closure, closure])

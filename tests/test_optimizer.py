@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 import weakref
@@ -201,12 +202,12 @@ def test_no_reference_to_gradients_of_another_optimizer_is_kept():
 
 def test_a_new_loop_closes_an_unfinished_one():
     model, opt = make()
-    before = everything(model)
+    before, start = everything(model), weights(model)
     loop = opt.passes()
     next(loop)
     problems.loss(model, problems.steps(1)[0].main).backward()
-    next(loop)  # the weights are away
-    assert not same(everything(model), before)
+    next(loop)
+    assert not torch.equal(weights(model), start)
     opt.passes()
     assert same(everything(model), before)
 
@@ -265,3 +266,76 @@ def test_a_step_frees_its_vectors_without_garbage_collection(method, monkeypatch
         assert [ref() for ref in contexts] == [None] * 3
     finally:
         gc.enable()
+
+
+# A GradScaler, and a base that is wrapped again
+
+
+def overflow(opt, model, data, scaler):
+    """A step that the scaler skips."""
+    for _ in opt.passes(scaler):
+        scaler.scale(problems.loss(model, data.main) * float("inf")).backward()
+    scaler.step(opt)
+    scaler.update()
+    assert opt.steps == 0
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_a_closure_after_a_step_that_a_scaler_skipped_starts_a_new_step(cleared):
+    """The direction of the skipped step is NaN: along it no step is taken."""
+    model, opt = make(SAM(rho=0.1))
+    first, second = problems.steps(2)
+    overflow(opt, model, first, torch.amp.GradScaler("cpu", init_scale=4.0))
+    if cleared:
+        opt.zero_grad()
+    by_closure(opt, model, second)
+    other, its_opt = make(SAM(rho=0.1))
+    by_closure(its_opt, other, second)
+    assert opt.steps == 1 and torch.equal(weights(model), weights(other))
+
+
+def test_to_ask_for_amp_support_is_not_taken_for_a_scaler():
+    """Not before a step, and not between its halves."""
+    ends = []
+    for asks in (True, False):
+        model, opt = make()
+        for data in problems.steps(2):
+            assert not asks or hasattr(opt, "_step_supports_amp_scaling")
+            by_closure(opt, model, data)
+            opt.gradient(**data.closures(model))
+            assert not asks or hasattr(opt, "_step_supports_amp_scaling")
+            seen = []
+            opt.step(lambda seen=seen: seen.append(1) or torch.zeros(()))
+            assert seen == [1]
+        ends.append(weights(model))
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_base_that_is_wrapped_again_starts_anew(several):
+    """Its random vectors are those of the new seed, from the first step on."""
+    model = seeded(problems.mlp)
+    base = [sgd(model[0]), sgd(model[2])] if several else sgd(model)
+    run(model, SharpnessAware(base, SAM(), model, seed=1), 2)
+    opt = SharpnessAware(base, SAM(), model, seed=7)
+    assert (opt.steps, opt.param_groups[0]["steppe_seed"]) == (0, 7)
+    run(model, opt, 2)
+    assert opt.steps == 2
+
+
+def test_a_base_that_has_loaded_a_checkpoint_before_it_is_wrapped_goes_on():
+    """Also if it was wrapped before, and whether it or its wrapper loads."""
+    model, opt = make(seed=1)
+    run(model, opt, 3)
+    saved = opt.state_dict()
+    fresh, wrapped = sgd(model), sgd(model)
+    SharpnessAware(wrapped, SAM(), model, seed=5)
+    for base in (fresh, wrapped):
+        base.load_state_dict(saved)
+    through = SharpnessAware(sgd(model), SAM(), model, seed=5)
+    through.load_state_dict(saved)
+    for again in (fresh, wrapped, through.base):
+        assert (resumed := SharpnessAware(again, SAM(), model, seed=7)).steps == 3
+        assert resumed.param_groups[0]["steppe_seed"] == 1
+    twin_model, twin = copy.deepcopy((model, opt))
+    assert (twin.steps, twin.param_groups[0]["steppe_seed"]) == (3, 1) and twin_model is not model

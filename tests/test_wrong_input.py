@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -242,3 +244,90 @@ def test_a_group_added_later_takes_the_learning_rate_of_a_method_that_sets_it():
 def test_methods_refuse_what_makes_no_sense(make_method, message):
     with pytest.raises(ValueError, match=message):
         make_method()
+
+
+def test_a_checkpoint_is_refused_for_what_a_group_is_refused_for():
+    """And the optimizer stays as it was."""
+    model, opt = make()
+    run(model, opt, 2)
+    for key, value, message in (("maximize", True, "maximize=True is not supported"), ("rho", -1.0, "group's rho")):
+        wrong = opt.state_dict()
+        wrong["param_groups"] = [{**wrong["param_groups"][0], key: value, "lr": 7.0}]
+        with pytest.raises(ValueError, match=message):
+            opt.load_state_dict(wrong)
+        assert opt.steps == 2 and opt.param_groups[0]["lr"] == 0.1
+        assert "rho" not in opt.param_groups[0] and not opt.param_groups[0]["maximize"]
+    other, its_opt = make()
+    run(other, its_opt, 4)
+    assert torch.equal(run(model, opt, 2, start=2), weights(other))
+
+
+def test_a_group_s_radius_is_a_number_that_may_change():
+    model, opt = make()
+    opt.param_groups[0]["rho"] = lambda step, lr: 0.1
+    with pytest.raises(ValueError, match="give a schedule to the method"):
+        run(model, opt, 1)
+    ends = []
+    for rho in (0.25, np.float32(0.25), torch.tensor(0.25, dtype=torch.float64)):
+        model, opt = make()
+        opt.param_groups[0]["rho"] = rho
+        ends.append(run(model, opt, 2))
+    assert same(ends[1:], [ends[0]] * 2)
+
+
+@pytest.mark.parametrize("hvp", ["forward", "exact"])
+def test_a_loss_from_outside_of_the_closure(hvp):
+    model, opt = make(steppe.CRSAM() if hvp == "forward" else steppe.GNAM(), hvp=hvp)
+    before, loss = everything(model), problems.loss(model, problems.steps(1)[0].main)
+    with pytest.raises(RuntimeError, match="the closure must compute the loss anew"):
+        opt.step(lambda: loss)
+    assert same(everything(model), before)
+
+
+def test_micro_batches_that_share_a_graph():
+    model, opt = make()
+    inputs, targets = problems.steps(1)[0].main
+    hidden = model[:2](inputs)
+    parts = [lambda i=i: nn.functional.cross_entropy(model[2](hidden), targets) * i for i in (1, 2)]
+    with pytest.raises(RuntimeError, match="all call backward, or none of them"):
+        opt.step(parts)
+
+
+class NoLR(torch.optim.Optimizer):
+    """A base without a learning rate."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        for p in self.param_groups[0]["params"]:
+            p.sub_(0.1 * p.grad)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (steppe.SAM(rho=steppe.linear_in_lr(0.2, 0.1, 1.0)), "linear_in_lr follows the learning rate"),
+        (steppe.WSAM(), "has no learning rate, by which this method steps"),
+        (steppe.SASAM(), "SASAM sets the learning rate, but the base optimizer has none"),
+    ],
+    ids=["schedule", "wsam", "sasam"],
+)
+def test_a_base_without_a_learning_rate(method, message):
+    model, opt = make(method, base=lambda m: NoLR(m.parameters()))
+    before = weights(model)
+    with pytest.raises(RuntimeError, match=message):
+        run(model, opt, 1)
+    assert torch.equal(weights(model), before)
+
+
+def test_whole_numbers_of_numpy_and_no_booleans():
+    three: Any = np.int64(3)
+    method = steppe.LookSAM(k=three)
+    assert method == steppe.LookSAM(k=3) and type(method.k) is int
+    assert steppe.Averaging(nn.Linear(1, 1), swa_from=three)._start == 3
+    with pytest.raises(ValueError, match="k must be a whole number"):
+        steppe.LookSAM(k=True)
+    rate = steppe.linear_in_lr(0.5, 0.25, 1.0)(0, np.float32(0.5))
+    assert rate == 0.375 and type(rate) is float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from numbers import Real
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -181,9 +182,9 @@ def held_and_rest(order: Tensor, count: int, epoch: int) -> tuple[Tensor, Tensor
 
 def how_many_of(how_many: float, total: int) -> int:
     """The number of held-out examples, from a number or from a share below 1. No part may be empty."""
-    number = isinstance(how_many, (int, float)) and not isinstance(how_many, bool)
-    count = round(how_many * total) if number and 0 < how_many < 1 else how_many
-    if not number or count != int(count) or not 0 < count < total:
+    number = isinstance(how_many, Real) and not isinstance(how_many, bool)  # NumPy's numbers are Real too
+    count = round(float(how_many) * total) if number and 0 < how_many < 1 else how_many
+    if not number or not 0 < count < total or count != int(count):
         raise ValueError(f"hold out a number of examples from 1 to {total - 1}, or a share of them, not {how_many!r}")
     return int(count)
 
@@ -193,7 +194,7 @@ def held_out_batches(second: Any) -> Iterator[Any]:
 
     If other examples are held out from now on (`Part.set_epoch`), what the loader has loaded before is dropped.
     """
-    if isinstance(second, (int, float)):
+    if isinstance(second, Real):
         raise ValueError(
             f"{second!r} is not a batch or a loader: hold examples out with train, held = "
             f"steppe.hold_out(data, {second!r}), and pass a loader of `held`"

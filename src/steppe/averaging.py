@@ -1,10 +1,14 @@
 """Averages of the weights over training (EMA, SWA), with any method and base: the rival that costs no gradient."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import contextlib
 import copy
 from collections.abc import Generator, Iterable
+from numbers import Integral
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,6 +18,8 @@ from torch.optim.swa_utils import update_bn
 
 from .engine.shards import sharded
 from .support.wrappers import unwrapped
+
+_buffers_of = attrgetter("_buffers")  # a module's own buffers by name, also those that are None
 
 
 class Averaging:
@@ -45,7 +51,8 @@ class Averaging:
             raise ValueError("give one of the two, for example ema=0.999 or swa_from=1000")
         if ema is not None and not 0 <= ema < 1:
             raise ValueError(f"the decay ema must be at least 0 and below 1, not {ema!r}")
-        if swa_from is not None and (isinstance(swa_from, bool) or not isinstance(swa_from, int) or swa_from < 0):
+        whole = isinstance(swa_from, Integral) and not isinstance(swa_from, bool)  # NumPy's are whole numbers too
+        if swa_from is not None and not (whole and swa_from >= 0):
             raise ValueError(f"swa_from must be a whole number of steps, at least 0, not {swa_from!r}")
         model = unwrapped(model)
         if any(sharded(p) for p in model.parameters()):
@@ -70,12 +77,13 @@ class Averaging:
             n = self._averaged
             share = 1 / (n + 1) if self._ema is None else 1 - min(self._ema, (1 + n) / (10 + n))
             with torch.no_grad():
-                for averages, weights in _by_dtype_and_device(self._average.parameters(), self._source.parameters()):
+                pairs = zip(self._average.parameters(), self._source.parameters(), strict=True)
+                for averages, weights in _by_dtype_and_device(pairs):
                     if n == 0:
                         torch._foreach_copy_(averages, weights)
                     else:
                         torch._foreach_lerp_(averages, weights, share)
-                for averages, now in _by_dtype_and_device(self._average.buffers(), self._source.buffers()):
+                for averages, now in _by_dtype_and_device(_matched(self._average, self._source)):
                     torch._foreach_copy_(averages, now)
             self._averaged += 1
         self._steps += 1
@@ -85,12 +93,19 @@ class Averaging:
 
         A batch is a tensor of inputs, or a tuple or list that begins with one. The random state is restored.
         """
-        if not any(isinstance(module, _BatchNorm) for module in self.model.modules()):
+        norms = [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
+        if not norms:
             return
         device = next(self.model.parameters()).device
         on_cpu = device.type == "cpu"  # fork_rng always saves the CPU's state; its device_type must be another
         with torch.random.fork_rng([] if on_cpu else [device], device_type="cuda" if on_cpu else device.type):
-            update_bn(inputs, self.model, device)
+            training, momenta = self.model.training, [norm.momentum for norm in norms]
+            try:
+                update_bn(inputs, self.model, device)
+            finally:  # if the loader raises, torch leaves the layers without a momentum, in training mode
+                self.model.train(training)
+                for norm, momentum in zip(norms, momenta, strict=True):
+                    norm.momentum = momentum
 
     @contextlib.contextmanager
     def in_place(self) -> Generator[None, None, None]:
@@ -103,16 +118,22 @@ class Averaging:
         ...     torch.equal(model.weight, average.model.weight)
         True
         """
-        both = zip(self._source.state_dict().values(), self.model.state_dict().values(), strict=True)
-        pairs = [pair for pair in both if isinstance(pair[0], Tensor)]  # a module's extra state may be anything
-        saved = [own.clone() for own, _ in pairs]
-        try:
-            for own, averaged in pairs:
-                own.copy_(averaged)
-            yield
-        finally:
-            for (own, _), value in zip(pairs, saved, strict=True):
-                own.copy_(value)
+        if not self.started:
+            raise RuntimeError("there is no average yet: call update() first; `started` says whether there is one")
+        with _kept(self._source):
+            saved: list[tuple[Tensor, Tensor]] = []
+            try:
+                with torch.no_grad():
+                    parameters = zip(self._source.parameters(), self.model.parameters(), strict=True)
+                    pairs = [*parameters, *_matched(self._source, self.model)]
+                    saved = [(own, own.clone()) for own, _ in pairs]
+                    for own, averaged in pairs:
+                        own.copy_(averaged)
+                yield
+            finally:
+                with torch.no_grad():
+                    for own, value in saved:
+                        own.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
         """The average and its counters, for a checkpoint."""
@@ -124,12 +145,51 @@ class Averaging:
         self._steps, self._averaged = int(state["steps"]), int(state["averaged"])
 
 
-def _by_dtype_and_device(
-    averages: Iterable[Tensor], values: Iterable[Tensor]
-) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Both lists, grouped by dtype and device, as `torch._foreach` kernels need them."""
+def _matched(to: nn.Module, source: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Pairs of buffers of two models with the same modules, to be copied from the second to the first.
+
+    A forward may create a buffer, or replace it by one of another shape. In the first model such a buffer is replaced
+    by a new copy immediately.
+    """
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for mine, theirs in zip(to.modules(), source.modules(), strict=True):
+        own = dict(_buffers_of(mine))
+        for name, value in _buffers_of(theirs).items():
+            before = own.get(name)
+            if before is not None and value is not None and _alike(before, value):
+                pairs.append((before, value))
+            elif before is not value or name not in own:
+                _buffers_of(mine)[name] = None if value is None else value.detach().clone()
+                if name in theirs._non_persistent_buffers_set:
+                    mine._non_persistent_buffers_set.add(name)
+    return pairs
+
+
+def _alike(own: Tensor, value: Tensor) -> bool:
+    """Whether a value can be written into a tensor. (It cannot if the tensor is expanded.)"""
+    kinds = [(t.shape, t.dtype, t.device, t.layout) for t in (own, value)]
+    return kinds[0] == kinds[1] and not (own.layout is torch.strided and 0 in own.stride())
+
+
+@contextlib.contextmanager
+def _kept(model: nn.Module) -> Generator[None, None, None]:
+    """A context at whose end each name stands for the same buffer as before. (Its values are another matter.)"""
+    before = [(module, dict(_buffers_of(module))) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, kept in before:
+            now = _buffers_of(module)
+            for name in [name for name in now if name not in kept]:
+                del now[name]
+            for name, buffer in kept.items():
+                now[name] = buffer
+
+
+def _by_dtype_and_device(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Pairs as two lists, grouped by dtype and device, as `torch._foreach` kernels need them."""
     kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
-    for average, value in zip(averages, values, strict=True):
+    for average, value in pairs:
         own, other = kinds.setdefault((value.dtype, value.device), ([], []))
         own.append(average)
         other.append(value)

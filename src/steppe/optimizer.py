@@ -101,7 +101,7 @@ class SharpnessAware(Recordable, Optimizer):
         self.under_way = Step()
         self._memory = MethodState()
         self._lr_set: Any = None  # the learning rate the method has set
-        self._scaler_steps = False  # whether a GradScaler is calling step
+        self._scaler_steps = False  # whether a GradScaler has begun a step and has not called `step` yet
         exclude_from_tracing(SharpnessAware, _NOT_TRACED)
         Optimizer.__setstate__(self, {})  # makes the hook registries; super().__init__ would make parameter groups
         self._groups = Groups(self.base, seed)
@@ -121,7 +121,7 @@ class SharpnessAware(Recordable, Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """GradScaler reads this just before it calls step. False, also for a fused base: the scaler must unscale."""
-        self._scaler_steps = True
+        self._scaler_steps = checks.called_by_scaler()  # others read it too: Lightning does, to clip
         return False
 
     @property
@@ -194,7 +194,7 @@ class SharpnessAware(Recordable, Optimizer):
                 if look.product is not None:
                     look.answer = hessian_product(closures, look.product.vector, space.params, self.model)
                 else:
-                    look.loss = evaluate(closures, space.params, self.model, scaler, self.members)
+                    look.loss = evaluate(closures, space.params, self.model, scaler, self.members, look.index > 0)
                 if look.index == 0:
                     first_loss = look.loss
         return first_loss
@@ -239,7 +239,8 @@ class SharpnessAware(Recordable, Optimizer):
         """Take the base optimizer's step along the direction in ``p.grad``.
 
         ``step(closure, ...)`` runs the looks first: it is ``gradient(closure, ...)`` followed by ``step()``, and
-        returns the loss at w. (Directly after `gradient` or `passes`, a closure is only called, as trainers expect.)
+        returns the loss at w. (Directly after `gradient` or `passes`, a closure is only called, as trainers expect. To
+        skip a step, call `zero_grad`; that a GradScaler has skipped one is noticed.)
         """
         hooked = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
         return (self._step_with_hooks if hooked else self._step)(closure, **batches)
@@ -251,15 +252,12 @@ class SharpnessAware(Recordable, Optimizer):
         if batches.get("scaler") is not None:
             raise TypeError("step takes no scaler: call opt.gradient(closure, scaler=scaler), then scaler.step(opt)")
         self.under_way.close()
-        loss, by_scaler, self._scaler_steps = None, self._scaler_steps, False
-        if closure is not None and self.under_way.ready is None:
+        loss, begun, self._scaler_steps = None, self._scaler_steps, False
+        by_scaler = begun and checks.called_by_scaler()  # otherwise it has skipped its step, and this is the next one
+        if closure is not None and (self.under_way.ready is None or (begun and not by_scaler)):
             if by_scaler:
-                raise RuntimeError(
-                    "scaler.step(opt, closure) would step along scaled gradients: call opt.gradient(closure, "
-                    "scaler=scaler) first, then scaler.step(opt)"
-                )
+                checks.refuse_closure_of_scaler()
             loss = self.gradient(closure, **batches)
-            self._scaler_steps = False  # not only a scaler reads the flag: Lightning does, to clip in the closure
         elif callable(closure):
             with torch.enable_grad():
                 loss = closure()
@@ -272,11 +270,12 @@ class SharpnessAware(Recordable, Optimizer):
         if "lr" in ctx.wishes:
             self._lr_set = self._groups.set_lr(ctx.wishes["lr"])
         enabled, aside = torch.is_grad_enabled(), ctx.wishes.get("aside")
+        rates = [] if aside is None else self._groups.learning_rates()
         try:
             self.base.step()
             if aside is not None:
                 with torch.no_grad():
-                    space.live().add_(-1.0 * (Each(self._groups.by_parameter("lr")) * aside))
+                    space.live().add_(-1.0 * (Each(rates) * aside))
         except KeyboardInterrupt:
             self.under_way.interrupted(enabled, undo=space if aside is not None else None)
             raise
@@ -309,7 +308,7 @@ class SharpnessAware(Recordable, Optimizer):
 
     def eval(self) -> None:
         """Put such a base into evaluation mode, before the model is evaluated or saved."""
-        self.under_way.recover()
+        self.under_way.before_saving()
         self._groups.call("eval")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -324,7 +323,7 @@ class SharpnessAware(Recordable, Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The base optimizer's state, with the method's memory inside."""
-        self.under_way.recover()
+        self.under_way.before_saving()
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         self._groups.first()
@@ -338,6 +337,7 @@ class SharpnessAware(Recordable, Optimizer):
         self.under_way.close()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
+        checks.check_loaded(state_dict)
         settings = self._groups.own_settings()
         memory = MethodState(self._memory.pinned)
         self.base.load_state_dict(memory.load(state_dict, self._groups.all_params()))

@@ -35,6 +35,8 @@ class LinearInLR:
         """The value at a learning rate."""
         if self.lr_max == self.lr_min:
             return self.rho_max
+        if lr is None:
+            raise RuntimeError("linear_in_lr follows the learning rate, but the base optimizer has none: give a number")
         share = (lr - self.lr_min) / (self.lr_max - self.lr_min)
-        share = share.clamp(0, 1) if isinstance(share, Tensor) else min(max(share, 0.0), 1.0)
+        share = share.clamp(0, 1) if isinstance(share, Tensor) else min(max(float(share), 0.0), 1.0)
         return self.rho_min + (self.rho_max - self.rho_min) * share

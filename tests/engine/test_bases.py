@@ -136,3 +136,50 @@ def test_mistakes_raise_helpful_errors():
     with pytest.raises(RuntimeError, match=r"opt\.base\.bases"):
         opt.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
     assert steppe.SharpnessAware([adamw], steppe.SAM()).base is adamw
+
+
+def both(model, first, second):
+    """Two optimizers: for the first parameters, and for the others."""
+    params = list(model.parameters())
+    return [first(params[:4]), second(params[4:])]
+
+
+SGD_, ADAM, ADAGRAD = (
+    lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    lambda params: torch.optim.Adam(params, lr=0.01),
+    lambda params: torch.optim.Adagrad(params, lr=0.01),
+)
+
+
+@pytest.mark.parametrize("pair", [(SGD_, ADAM), (ADAM, SGD_), (ADAM, ADAM), (SGD_, SGD_)], ids=["sa", "as", "aa", "ss"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda opt: torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.2, total_steps=6),
+        lambda opt: torch.optim.lr_scheduler.CyclicLR(opt, base_lr=0.01, max_lr=0.1, step_size_up=2),
+    ],
+    ids=["one", "cyclic"],
+)
+def test_a_scheduler_cycles_the_momentum_of_each_optimizer(pair, schedule):
+    """As if each had one of its own, to the last bit; Adam's momentum is its first beta."""
+    model, other = Tiny(), Tiny()
+    opt, theirs = steppe.wrap(both(model, *pair), "plain", model=model), both(other, *pair)
+    scheduler, their_schedulers = schedule(opt), [schedule(base) for base in theirs]
+    for tokens in batches(4):
+        train(model, opt, [tokens])
+        scheduler.step()
+        for base in theirs:
+            base.zero_grad()
+        loss_of(other, tokens).backward()
+        for base, its_scheduler in zip(theirs, their_schedulers, strict=True):
+            base.step()
+            its_scheduler.step()
+    assert same(list(model.state_dict().values()), list(other.state_dict().values()))
+
+
+def test_a_momentum_that_one_of_them_does_not_have_cannot_be_cycled():
+    model = Tiny()
+    opt = steppe.wrap(both(model, ADAM, ADAGRAD), "plain", model=model)
+    with pytest.raises(ValueError, match="must support momentum or beta1"):
+        torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.2, total_steps=6)
+    torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.2, total_steps=6, cycle_momentum=False)

@@ -97,14 +97,14 @@ def test_weights_that_are_loaded_after_a_break_stay(stops):
 def test_a_look_at_the_weights_may_save_them():
     model, x = net(), torch.ones(6, 3, dtype=torch.float64)
     opt = steppe.SharpnessAware(sgd(model), steppe.SAM(rho=0.5), model)
-    saved = []
-    before = weights(model)
+    saved, before, looks = [], weights(model), 0
     for look in opt.passes():
+        looks += 1
         if look.index == 0:
             saved.append({name: value.clone() for name, value in model.state_dict().items()})
         model(x).square().mean().backward()
     opt.step()
-    assert look.index == 1 and not torch.equal(weights(model), before)
+    assert looks == 2 and not torch.equal(weights(model), before)
     model.load_state_dict(saved[0])
     assert torch.equal(weights(model), before)
 

@@ -59,8 +59,19 @@ class Together(Optimizer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The default settings of all optimizers, merged."""
-        return {key: value for base in self.bases for key, value in base.defaults.items()}
+        """The default settings of all optimizers, merged.
+
+        Schedulers that cycle the momentum see there where it is, in all groups: in "betas" if all bases have them, else
+        in "momentum", from which `step` takes it; and they raise where neither is.
+        """
+        merged = {key: value for base in self.bases for key, value in base.defaults.items()}
+        if not all("betas" in base.defaults for base in self.bases):
+            betas = merged.pop("betas", None)
+            if not all(base.defaults.keys() & {"momentum", "betas"} for base in self.bases):
+                merged.pop("momentum", None)
+            elif betas is not None:
+                merged.setdefault("momentum", betas[0])
+        return merged
 
     @defaults.setter
     def defaults(self, _: dict[str, Any]) -> None:
@@ -70,6 +81,9 @@ class Together(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Step each optimizer."""
         for base in self.bases:
+            for group in base.param_groups if "betas" in base.defaults and "momentum" not in base.defaults else ():
+                if "momentum" in group:  # from a scheduler, which cycles the momentum of all groups under one name
+                    group["betas"] = (group.pop("momentum"), *group["betas"][1:])
             base.step()
 
     # torch wraps every step to run the global hooks. They already run around each optimizer's step.

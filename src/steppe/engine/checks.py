@@ -7,10 +7,12 @@ import math
 import sys
 import warnings
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -161,11 +163,7 @@ def refuse_copy(model: nn.Module | None) -> None:
 
 def check_group(group: dict[str, Any]) -> None:
     """Check a parameter group."""
-    rho = group.get("rho", 0.0)
-    if not isinstance(rho, (int, float)) or not (math.isfinite(rho) and rho >= 0):
-        raise ValueError(f"a parameter group's rho must be a finite number, not negative, got {rho!r}")
-    if group.get("maximize"):
-        raise ValueError("maximize=True is not supported, because perturbations ascend the loss: minimise -loss")
+    check_group_settings(group)
     if any(p.is_complex() for p in group["params"]):
         raise TypeError("complex parameters are not supported: use torch.view_as_real(p) as the parameter")
     if any(hasattr(p, "ds_id") or hasattr(p, "_hp_mapping") for p in group["params"]):  # attributes that ZeRO sets
@@ -182,8 +180,52 @@ def check_group(group: dict[str, Any]) -> None:
         )
 
 
+def check_group_settings(group: dict[str, Any]) -> None:
+    """Check what a parameter group, or that of a checkpoint, says besides its parameters."""
+    radius(group)
+    if group.get("maximize"):
+        raise ValueError("maximize=True is not supported, because perturbations ascend the loss: minimise -loss")
+
+
+def check_loaded(state_dict: dict[str, Any]) -> None:
+    """Check the parameter groups of a state_dict, before it is loaded."""
+    for group in state_dict["param_groups"]:
+        check_group_settings(group)
+
+
+def radius(group: dict[str, Any]) -> Any:
+    """The radius that a parameter group sets, as a float or a tensor; None if it sets none."""
+    rho = group.get("rho")
+    if rho is None or isinstance(rho, Tensor):
+        return rho
+    if callable(rho):
+        raise ValueError("a parameter group's rho must be a number, which may change: give a schedule to the method")
+    number = float(rho) if isinstance(rho, Real) and rho is not True else math.nan  # numbers of NumPy are Real too
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"a parameter group's rho must be a finite number, not negative, got {rho!r}")
+    return number
+
+
+def called_by_scaler() -> bool:
+    """Whether a GradScaler's `step` is under way further up."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not GradScaler.step.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def refuse_closure_of_scaler() -> None:
+    """Raise where a GradScaler gives its step a closure: it would not unscale what that leaves."""
+    raise RuntimeError(
+        "scaler.step(opt, closure) would step along scaled gradients: call opt.gradient(closure, scaler=scaler) first, "
+        "then scaler.step(opt)"
+    )
+
+
 def check_lr(method: Method, groups: list[dict[str, Any]], lr_set: Any) -> None:
     """Check the groups' learning rates for a method that sets them. `lr_set` is the last one that it has set."""
+    if any("lr" not in group for group in groups):
+        raise RuntimeError(f"{method.name} sets the learning rate, but the base optimizer has none: use another base")
     changed = lr_set is not None and any(group["lr"] is not lr_set for group in groups)
     if changed or any("initial_lr" in group for group in groups):  # a key that schedulers add
         raise RuntimeError(f"{method.name} sets the learning rate itself: remove the scheduler")

@@ -23,6 +23,23 @@ if TYPE_CHECKING:
 Closure = Callable[[], Tensor]
 Closures = Closure | Sequence[Closure]  # a sequence: one closure per micro-batch
 
+_FREED = "backward through the graph a second time"  # in torch's error
+_NO_GRAPH = (
+    "the closure's loss has no autograd graph, and the closure has left no gradients: return the loss itself, not a "
+    "number or a detached tensor, or call backward in the closure"
+)
+_REACHES_NOTHING = (
+    "the closure seems to call backward, but its loss reaches no parameter of this optimizer: nothing would be trained"
+)
+_ANEW = (
+    "the closure must compute the loss anew each time, from the model's inputs on: a backward has freed the graph of "
+    "what was computed outside of it (the loss, outputs, cached weights)"
+)
+_MIXED = (
+    "the closures must all call backward, or none of them, and each must compute its loss from the model's inputs on: "
+    "a backward has freed the graph of this one"
+)
+
 
 def evaluate(
     closures: Closures,
@@ -30,25 +47,31 @@ def evaluate(
     model: nn.Module | None,
     scaler: GradScaler | None,
     members: int | None = None,
+    later: bool = False,
 ) -> Tensor:
     """Compute the gradients of the micro-batches and return their loss, whether or not the closures call backward.
 
-    With `members` there is one loss for each.
+    With `members` there is one loss for each. `later` says that the look is not the first one of its step.
     """
     closures = _as_list(closures)
-    total, calls_backward = None, None
+    total, calls_backward, refused = None, None, None
     for closure in closures:
         with contextlib.nullcontext() if closure is closures[-1] else replicas.no_sync(model):
             loss = _loss(closure, members)
-            if calls_backward is None:
-                calls_backward = bool([p for p in params if p.grad is not None])
+            # The first gradient decides. A micro-batch may leave none: it may take a branch that reaches no parameter.
+            if calls_backward is None and [p for p in params if p.grad is not None]:
+                calls_backward = True
             if not calls_backward:
-                _require_graph(loss)
                 total_loss = loss if members is None else loss.sum()  # members share no weights: no term mixes them
-                _backward(total_loss if scaler is None else scaler.scale(total_loss))
+                error = _backward(total_loss if scaler is None else scaler.scale(total_loss), later, calls_backward)
+                refused = refused or error
+                if any(p.grad is not None for p in params):
+                    calls_backward = False
         loss = loss.detach()
         loss = loss if loss.dim() == 0 or members is not None else loss.reshape(())
         total = loss if total is None else total + loss
+    if refused is not None and not calls_backward:
+        raise refused
     assert total is not None
     return total
 
@@ -65,10 +88,14 @@ def hessian_product(closures: Closures, vector: Vector, params: Sequence[Tensor]
             loss = _loss(closure, vector.space.members)
             if any(p.grad is not None for p in params):
                 raise RuntimeError('hvp="exact" needs a closure that returns the loss and does not call backward')
-            _require_graph(loss)
-            grads: Any = torch.autograd.grad(
-                loss.sum(), params, create_graph=True, allow_unused=True
-            )  # None where unused
+            if not loss.requires_grad:
+                raise RuntimeError(_NO_GRAPH)
+            try:  # None where unused
+                grads: Any = torch.autograd.grad(loss.sum(), params, create_graph=True, allow_unused=True)
+            except RuntimeError as error:
+                if _FREED not in str(error):
+                    raise
+                raise RuntimeError(_ANEW) from error
             reached = [(g, v) for g, v in zip(grads, vector.tensors, strict=True) if g is not None and g.requires_grad]
             products: Sequence[Tensor | None] = [None] * len(params)  # zero: the loss is linear in all parameters
             if reached:
@@ -121,21 +148,15 @@ def _loss(closure: Closure, members: int | None) -> Tensor:
     return loss
 
 
-def _backward(loss: Tensor) -> None:
+def _backward(loss: Tensor, later: bool, calls_backward: bool | None) -> RuntimeError | None:
+    """Run backward; or return what is wrong, if the loss has no graph or one that another backward has freed."""
+    if not loss.requires_grad:
+        return RuntimeError(_NO_GRAPH)
     try:
         loss.backward()
     except RuntimeError as error:
-        if "backward through the graph a second time" not in str(error):
+        if _FREED not in str(error):
             raise
-        raise RuntimeError(
-            "the closure seems to call backward, but its loss reaches no parameter of this optimizer: nothing would be "
-            "trained"
-        ) from error
-
-
-def _require_graph(loss: Tensor) -> None:
-    if not loss.requires_grad:
-        raise RuntimeError(
-            "the closure's loss has no autograd graph, and the closure has left no gradients: return the loss itself, "
-            "not a number or a detached tensor, or call backward in the closure"
-        )
+        refused = RuntimeError(_ANEW if later else _MIXED if calls_backward is False else _REACHES_NOTHING)
+        refused.__cause__ = error
+        return refused

@@ -52,25 +52,26 @@ def by_difference(
 
     `precision` is called only when the method asks for a product: the precision is known after the first look.
     """
-
-    def answer(ask: list[Any]) -> Generator[Any, Any, Any]:
-        if isinstance(ask[0], HVP):
-            h = STEP[precision()][central] * w_norm.clamp(min=1e-3)
-            return (yield from _product(ask.pop(), h, central))
-        if isinstance(ask[0], Look) or _only_looks(ask[0]):  # which may run side by side
-            return (yield ask.pop())
-        answers: list[Any] = []
-        several: Iterator[Any] = iter(ask.pop())
-        while one := list(islice(several, 1)):
-            answers.append((yield from answer(one)))
-        return tuple(answers)
-
     ask = [next(asks)]  # a list that is emptied before the look, so that no reference keeps a vector alive
     try:
         while True:
-            ask = [asks.send((yield from answer(ask)))]
+            ask = [asks.send((yield from _answer(ask, w_norm, precision, central)))]
     except StopIteration as end:
         return end.value
+
+
+def _answer(ask: list[Any], w_norm: Tensor, precision: Callable[[], str], central: bool) -> Generator[Any, Any, Any]:
+    """What the method is sent for a look, a product, or several of them."""
+    if isinstance(ask[0], HVP):
+        h = STEP[precision()][central] * w_norm.clamp(min=1e-3)
+        return (yield from _product(ask.pop(), h, central))
+    if isinstance(ask[0], Look) or _only_looks(ask[0]):  # which may run side by side
+        return (yield ask.pop())
+    answers: list[Any] = []
+    several: Iterator[Any] = iter(ask.pop())
+    while one := list(islice(several, 1)):
+        answers.append((yield from _answer(one, w_norm, precision, central)))
+    return tuple(answers)
 
 
 def _only_looks(asks: Iterable[Look | HVP]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import index
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -13,6 +14,9 @@ from . import checks
 
 STEP, SEED = "steppe_step", "steppe_seed"  # keys in the first group, where every kind of checkpoint saves them
 _OWN = (SEED, "rho", "perturb", "adaptive")  # steppe's settings, which any group may have
+# The first group of each base when it was wrapped. A base that still has it is wrapped again. A base with another group
+# that has a step count has loaded a checkpoint: that makes new groups.
+_wrapped: WeakKeyDictionary[Optimizer, dict[str, Any]] = WeakKeyDictionary()
 
 
 def first_parameter(groups: Iterable[dict[str, Any]]) -> Tensor:
@@ -28,6 +32,11 @@ class Groups:
         for group in base.param_groups:
             checks.check_group(group)
         self._first_before: dict[str, Any] = base.param_groups[0]
+        owner = next(one for one in getattr(base, "bases", [base]) if one.param_groups)
+        if _wrapped.get(owner) is self._first_before:  # by another optimizer: this one starts anew
+            for key in (STEP, SEED):
+                self._first_before.pop(key, None)
+        _wrapped[owner] = self._first_before
         self._first_before.setdefault(STEP, 0)
         # A Python int: integers of NumPy overflow, and `torch.load` refuses them with weights_only=True.
         self._first_before.setdefault(SEED, index(seed))
@@ -98,7 +107,16 @@ class Groups:
     def rho(self) -> list[Any] | None:
         """The radius in the group of each trainable parameter; None if no group sets one."""
         ours = "rho" not in self._base.defaults  # otherwise it is a setting of the base: Adadelta has a rho
-        return self.by_parameter("rho") if ours and any("rho" in group for group in self) else None
+        if not ours or not any("rho" in group for group in self):
+            return None
+        return [rho for group in self for rho in [checks.radius(group)] for p in group["params"] if p.requires_grad]
+
+    def learning_rates(self) -> list[Any]:
+        """The learning rate of each trainable parameter, for a method that steps by it."""
+        rates = self.by_parameter("lr")
+        if any(rate is None for rate in rates):
+            raise RuntimeError("the base optimizer has no learning rate, by which this method steps: use another base")
+        return rates
 
     def flags(self) -> tuple[list[bool] | None, list[bool] | None]:
         """The settings `perturb` and `adaptive` of each trainable parameter; None if no group sets either."""

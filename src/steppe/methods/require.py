@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 from ..method import Method
 
 
 def whole_number(method: Method, name: str, least: int = 1) -> None:
-    """Raise if a setting is not a whole number, or is less than `least`."""
+    """Make a setting a Python int. Raise if it is not a whole number, or is less than `least`."""
     value = getattr(method, name)
-    if not isinstance(value, int) or value < least:
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
         raise ValueError(f"{method.name}: {name} must be a whole number, at least {least}, not {value!r}")
+    object.__setattr__(method, name, int(value))  # methods are frozen; integers of NumPy overflow
 
 
 def one_of(method: Method, name: str, *choices: str) -> None:

@@ -158,13 +158,12 @@ def contests(
     pairs: Iterable[Contest],
     metric: str = "test_accuracy",
     larger: bool = True,
-    allow: int = 0,
     way: str = "in the paper's direction",
 ) -> Any:
     """A check that compares pairs of cells seed by seed, with simultaneous 95 % intervals for all of them.
 
-    The trend holds if for every pair that was run, except at most `allow`, the interval is beyond zero in the direction
-    that the paper states. `way` is what the finding calls this direction.
+    The trend holds if for every pair that was run the interval is beyond zero in the direction that the paper states.
+    `way` is what the finding calls this direction.
     """
     listed = list(pairs)
 
@@ -192,7 +191,7 @@ def contests(
         doubt = f"in {held or 'none'}" if len(listed) > 1 else "" if held else "not "
         sure = f"beyond doubt {doubt}" if len(listed) > 1 else f"{doubt}beyond doubt"
         part = f"{seen}; {sure} (n = {n})" + (f"; {missing} not run" if missing else "")
-        holds = held >= total - allow and held > 0
+        holds = held == total > 0
         return Finding(holds, "; ".join(lines), n, scale, missing, part, same == total)
 
     return check
@@ -229,8 +228,8 @@ def interval_text(mean: Mean, metric: str, larger: bool = True) -> str:
     return f"{shown} ({ends[0]:+.3g} to {ends[1]:+.3g}, n = {mean.n})"
 
 
-def falls_along(cells: Sequence[str], metric: str, rises: bool = False) -> Any:
-    """A check that a number falls (or rises) from cell to cell, by the t interval of its slope over their ranks."""
+def falls_along(cells: Sequence[str], metric: str) -> Any:
+    """A check that a number falls from cell to cell, by the t interval of its slope over their ranks."""
 
     def check(experiment: Experiment, results: Results) -> Finding:
         for scale in ("full", "small"):
@@ -238,13 +237,12 @@ def falls_along(cells: Sequence[str], metric: str, rises: bool = False) -> Any:
             values = [group.finished(metric) for group in groups]
             seeds = sorted(set.intersection(*(set(v) for v in values))) if values else []
             if seeds:
-                slopes = [_slope([v[seed] for v in values]) * (1 if rises else -1) for seed in seeds]
+                slopes = [-_slope([v[seed] for v in values]) for seed in seeds]
                 mean = mean_of(slopes)
                 ends = " → ".join(f"{sum(v[s] for s in seeds) / len(seeds):.3g}" for v in values)
                 sure = mean.low is not None and mean.low > 0 and len(seeds) >= FEWEST
-                way = "rises" if rises else "falls"
                 clear = "significant" if sure else "not significant"
-                return Finding(sure, f"{ends}: {way if mean.value > 0 else 'does not'}, {clear}", len(seeds), scale)
+                return Finding(sure, f"{ends}: {'falls' if mean.value > 0 else 'does not'}, {clear}", len(seeds), scale)
         return NOTHING
 
     return check

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -200,20 +200,6 @@ def check_scale(scale: str) -> str:
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
     return scale
-
-
-# Making grids
-
-
-def grid(
-    *rows: tuple[str, str, str], columns: Sequence[tuple[str, dict[str, Any]]], label: str = "{}", **common: Any
-) -> tuple[Cell, ...]:
-    """Cells for every row in every column: rows are (name, label, method), columns (name, fields of the recipe)."""
-    cells = []
-    for column, settings in columns:
-        for name, text, method in rows:
-            cells.append(trained(f"{column}/{name}", label.format(text), **{**common, **settings, "method": method}))
-    return tuple(cells)
 
 
 def trained(name: str, label: str, *, stands_for: str = "", role: str = "", **fields: Any) -> Cell:

@@ -165,11 +165,6 @@ def test_label_noise_is_uniform_over_the_other_classes(digits):
     assert counts[0] == 0 and ((counts[1:] - 1437 / 9).abs() < 45).all()  # 160 each, standard deviation 12
 
 
-def test_label_noise_that_may_keep_the_label(digits):
-    kept = with_label_noise(digits, 1.0, seed=0, may_keep=True).train.targets == digits.train.targets
-    assert kept.float().mean().item() == pytest.approx(0.1, abs=0.025)
-
-
 def test_label_noise_follows_its_seed(digits):
     one, same, other = (with_label_noise(digits, 0.4, seed).train.targets for seed in (1, 1, 2))
     assert torch.equal(one, same) and not torch.equal(one, other)

@@ -107,7 +107,7 @@ def test_small_nets_do_not_write_a_checkpoint_each_epoch(tmp_path, monkeypatch):
     )
     run = Run(recipe, tmp_path)
     for _ in islice(run.train(), 4 * run.batches.steps + 1):  # and the first step of the fifth epoch
-        now[0] += 2.0 / run.batches.steps
+        now[0] += 6.0 / run.batches.steps
     assert written == [1, 4]
     (record,) = read_records(tmp_path)
     assert len(record["epochs"]) == 4  # the record is written every epoch

@@ -165,12 +165,12 @@ def first(data: DataSet, share: float) -> DataSet:
     return replace(data, name=f"{data.name} first {share:.4g}", train=subset(data.train, torch.arange(count)))
 
 
-def with_label_noise(data: DataSet, share: float, seed: int = 0, may_keep: bool = False) -> DataSet:
+def with_label_noise(data: DataSet, share: float, seed: int = 0) -> DataSet:
     """Symmetric label noise on the training labels; test labels stay.
 
     Exactly `share` of the labels, chosen at random, change to another class, chosen uniformly: GNAM says "a fraction
-    of the training data labels is randomly flipped". `may_keep=True` draws the new label from all classes, including
-    the old one, as some papers do. The same seed gives the same labels for every method and device.
+    of the training data labels is randomly flipped". The same seed gives the same labels for every method
+    and device.
     """
     if not 0 <= share <= 1:
         raise UserError(f"label noise must be a share from 0 to 1, not {share:g}")
@@ -178,7 +178,7 @@ def with_label_noise(data: DataSet, share: float, seed: int = 0, may_keep: bool 
     count = len(data.train)
     chosen = torch.randperm(count, generator=generator)[: round(share * count)]
     old = data.train.targets.cpu()
-    step = torch.randint(0 if may_keep else 1, data.classes, (len(chosen),), generator=generator)
+    step = torch.randint(1, data.classes, (len(chosen),), generator=generator)
     new = old.clone()
     new[chosen] = (old[chosen] + step) % data.classes
     return replace(data, name=f"{data.name} noise {share:.4g}", train=with_targets(data.train, new))

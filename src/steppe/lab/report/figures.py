@@ -1,18 +1,14 @@
-"""Figures for papers, by matplotlib: accuracy against cost, and curves over training."""
+"""The figure for papers, by matplotlib: accuracy against cost."""
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...support.drawing import new_figure
-from ...support.files import whole_file
 from ..statistics import Mean, Row, summarise
 from . import formatting
-from .chart_data import PROGRESS, curve, is_longer, quantity_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +18,7 @@ COLOURS = ("#0067a5", "#c84e00", "#00805c", "#a8437f", "#946200", "#2f86c0", "#6
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1.5, 2)))
 MARKERS = "os^Dpv"
 LINE = ("base", "equal-cost")  # roles that are connected by a line: the base trained longer
-AXES = {"epoch": "epochs", "gradients": "gradient evaluations", "seconds": "seconds of training"}
+AXES = {"gradients": "gradient evaluations", "seconds": "seconds of training"}
 
 
 def cost_figure(records: Iterable[Any], metric: str = "test_accuracy", axis: str = "gradients") -> Figure:
@@ -76,68 +72,6 @@ def _bar(mean: Mean) -> tuple[float, float]:
     if mean.n > 2 and mean.low is not None and mean.high is not None:
         return mean.low, mean.high
     return mean.value - (mean.error or 0.0), mean.value + (mean.error or 0.0)
-
-
-def curves_figure(records: Iterable[Any], quantity: str = "test_error", axis: str = "epoch") -> Figure:
-    """A quantity over training: means over seeds with bands of 95 % intervals.
-
-    With more than four curves the bands would overlap: then only the last interval is drawn, beside the end of a curve.
-    """
-    rows = _one_problem(records, "test_accuracy")
-    if axis == "epoch":
-        rows = [row for row in rows if not is_longer(row, rows)]  # over epochs, longer runs are not comparable
-    figure, axes = _blank(AXES[axis], quantity_name(quantity) + (", %" if quantity == "test_error" else ""))
-    column = PROGRESS.index(axis)
-    drawn = [(row, look, curve(row.group, quantity)) for row, look in zip(rows, _looks(rows), strict=True)]
-    drawn = [(row, look, [p for p in points if p[column] is not None]) for row, look, points in drawn]
-    drawn = [one for one in drawn if one[2]]
-    values = [point[3] for _, _, points in drawn for point in points]
-    reach = max((points[-1][column] for _, _, points in drawn), default=1.0)
-    for k, (row, look, points) in enumerate(drawn):
-        if len(points) > 1:
-            look = {**look, "marker": None}
-        axes.plot([p[column] for p in points], [p[3] for p in points], **look, linewidth=1.6, label=row.label)
-        banded = [p for p in points if p[4] is not None and p[5] is not None]
-        if banded and len(drawn) <= 4:
-            low, high = ([p[end] for p in banded] for end in (4, 5))
-            axes.fill_between([p[column] for p in banded], low, high, color=look["color"], alpha=0.13, linewidth=0)
-        elif banded:
-            at = reach * (1.02 + 0.014 * k)
-            axes.plot([at, at], banded[-1][4:], color=look["color"], linewidth=1.4, solid_capstyle="butt")
-    if values and 0 < 3 * min(values) < max(values):
-        _log_axis(axes, min(values) / 1.4, max(values) * 1.15)
-    return _with_legend(figure, axes, len(drawn))
-
-
-def _log_axis(axes: Any, low: float, high: float) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.set_yscale("log")
-    subs = (1, 2, 3, 5, 7) if high < 20 * low else (1, 2, 5) if high < 300 * low else (1,)
-    axes.yaxis.set_major_locator(LogLocator(subs=subs))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_ylim(low, high)
-
-
-def write_figures(records: Iterable[Any], folder: str | os.PathLike[str], metric: str = "test_accuracy") -> list[Path]:
-    """Write both figures as PNG and SVG. The same records give the same files."""
-    import matplotlib
-
-    records = list(records)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    made = {"cost": cost_figure(records, metric), "curves": curves_figure(records)}
-    written = []
-    with matplotlib.rc_context({"svg.hashsalt": "steppe", "svg.fonttype": "none"}):
-        for name, figure in made.items():
-            for kind in ("png", "svg"):
-                path = folder / f"{name}.{kind}"
-                metadata = {"Date": None} if kind == "svg" else {"Software": None}
-                with whole_file(path) as beside:
-                    figure.savefig(beside, dpi=200, format=kind, metadata=metadata)
-                written.append(path)
-    return written
 
 
 def _one_problem(records: Iterable[Any], metric: str) -> list[Row]:

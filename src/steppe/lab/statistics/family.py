@@ -49,15 +49,13 @@ class Difference:
         return self.mean.n
 
 
-def difference_of(
-    mine: Mapping[Hashable, float], theirs: Mapping[Hashable, float], against: str, confidence: float = CONFIDENCE
-) -> Difference | None:
+def difference_of(mine: Mapping[Hashable, float], theirs: Mapping[Hashable, float], against: str) -> Difference | None:
     """The difference `mine` minus `theirs`, paired over the seeds that both have; None if there are none."""
     by_seed = {seed: mine[seed] - theirs[seed] for seed in mine if seed in theirs}
     if not by_seed:
         return None
     rounding = 1e-12 * max(map(abs, [*mine.values(), *theirs.values()]))  # smaller differences count as zero
-    mean = mean_of(list(by_seed.values()), confidence)
+    mean = mean_of(list(by_seed.values()))
     if abs(mean.value) <= rounding:
         mean = replace(mean, value=0.0)
     if mean.error is not None and mean.error <= rounding:
@@ -83,7 +81,6 @@ def p_value(mean: Mean, degrees: float | None = None) -> float:
 def judged(
     differences: Sequence[Difference],
     larger: bool = True,
-    confidence: float = CONFIDENCE,
     among: Sequence[int] = (),
     family: int | None = None,
 ) -> list[Difference]:
@@ -105,20 +102,18 @@ def judged(
     shared = _shared_errors(differences)
     rivals = among or [1] * len(differences)
     return [
-        _judge(one, shared.get(index), size, larger, confidence, many)
+        _judge(one, shared.get(index), size, larger, many)
         for index, (one, many) in enumerate(zip(differences, rivals, strict=True))
     ]
 
 
-def _judge(
-    one: Difference, shared: tuple[float, float] | None, family: int, larger: bool, confidence: float, rivals: int
-) -> Difference:
+def _judge(one: Difference, shared: tuple[float, float] | None, family: int, larger: bool, rivals: int) -> Difference:
     if one.n < FEWEST:  # one or two seeds: no interval and no verdict
         mean = replace(one.mean, low=None, high=None)
         return replace(one, mean=mean, adjusted=1.0, verdict="n too small to tell", family=family)
     error, degrees = shared or (one.mean.error, one.n - 1.0)
     mean = replace(one.mean, error=error)
-    level = 1 - confidence ** (1 / family)
+    level = 1 - CONFIDENCE ** (1 / family)
     good = (mean.value > 0) == larger
     p = p_value(mean, degrees) * (1 if good else rivals)
     p = min(p, 1.0)
@@ -129,11 +124,11 @@ def _judge(
         mean = replace(mean, low=mean.value - below, high=mean.value + above)
         sure = abs(mean.value) > (better if good else worse)
     else:
-        sure = adjusted < 1 - confidence
+        sure = adjusted < 1 - CONFIDENCE
     word = "better" if good else "worse"
     if sure:
         verdict, needed = word, None
-    elif p < 1 - confidence:
+    elif p < 1 - CONFIDENCE:
         verdict, needed = f"probably {word}", _seeds_needed(mean, degrees, level if good else level / rivals)
     else:
         verdict, needed = "no difference seen", None

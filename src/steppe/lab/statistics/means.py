@@ -26,7 +26,7 @@ class Mean:
     high: float | None = None
 
 
-def mean_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Mean:
+def mean_of(values: Sequence[float]) -> Mean:
     """Mean, standard error and t interval."""
     n, value = len(values), math.fsum(values) / len(values)
     if n < 2:
@@ -35,5 +35,5 @@ def mean_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Mean:
     if spread <= 1e-12 * max(map(abs, values)):  # equal up to rounding: there is no estimate of the spread
         return Mean(n, value, 0.0)
     error = spread / math.sqrt(n)
-    half = t_quantile(0.5 + confidence / 2, n - 1) * error
+    half = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * error
     return Mean(n, value, error, value - half, value + half)

@@ -17,7 +17,6 @@ from typing import Any
 from ..records import number, seed_of
 from .family import Difference, difference_of
 from .groups import EQUAL, LENGTH, METHOD, Group, average, larger_is_better, same_recipe
-from .means import CONFIDENCE
 
 STOPS = 10  # early stopping is considered after each tenth of the epochs
 
@@ -31,9 +30,7 @@ class Rival:
     values: Mapping[Hashable, float]
 
 
-def against_rivals(
-    group: Group, bases: Sequence[Group], metric: str, confidence: float = CONFIDENCE, cost: float | None = None
-) -> list[Difference]:
+def against_rivals(group: Group, bases: Sequence[Group], metric: str, cost: float | None = None) -> list[Difference]:
     """The method minus each rival at no more than its cost; empty if no base was trained for as long as it costs.
 
     `cost` is the number of gradients that a rival may take; by default that of the method.
@@ -45,7 +42,7 @@ def against_rivals(
         return []
     limit = mine * (1 + EQUAL)
     rivals = [rival for g in sound for rival in rivals_of(g, metric, limit)]
-    found = [difference_of(group.finished(metric), rival.values, rival.label, confidence) for rival in rivals]
+    found = [difference_of(group.finished(metric), rival.values, rival.label) for rival in rivals]
     return [one for one in found if one is not None]
 
 

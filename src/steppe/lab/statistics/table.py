@@ -9,7 +9,7 @@ from typing import Any
 
 from .family import FEWEST, Difference, difference_of, judged
 from .groups import Group, average, base_of, group_records, larger_is_better, ratio
-from .means import CONFIDENCE, Mean, mean_of
+from .means import Mean, mean_of
 from .rivals import against_rivals, hardest
 
 BASE_ROLES = ("base", "equal-cost", "rival")  # the base and its variants: what a user could do without a method
@@ -37,9 +37,7 @@ class Row:
     group: Group = field(repr=False, compare=False)
 
 
-def summarise(
-    records: Iterable[Any], metric: str = "test_accuracy", base: str | None = None, *, confidence: float = CONFIDENCE
-) -> list[Row]:
+def summarise(records: Iterable[Any], metric: str = "test_accuracy", base: str | None = None) -> list[Row]:
     """One row per group: the base first, then its rivals and the base trained longer, then the methods, best first.
 
     `base` is the label of the group to compare with; by default it is the group with the role "base". A diverged run
@@ -48,13 +46,13 @@ def summarise(
     rows = []
     groups = group_records(records)
     for problem in dict.fromkeys(group.problem for group in groups):
-        rows += _rows([g for g in groups if g.problem == problem], metric, base, confidence)
+        rows += _rows([g for g in groups if g.problem == problem], metric, base)
     return rows
 
 
-def paired(one: Group, other: Group, metric: str, confidence: float = CONFIDENCE) -> Difference | None:
+def paired(one: Group, other: Group, metric: str) -> Difference | None:
     """The difference of two groups, paired over the seeds that both have; None if there are none."""
-    return difference_of(one.finished(metric), other.finished(metric), other.label, confidence)
+    return difference_of(one.finished(metric), other.finished(metric), other.label)
 
 
 def against_best(best: Group, others: Sequence[Group], metric: str) -> list[Difference | None]:
@@ -67,17 +65,17 @@ def against_best(best: Group, others: Sequence[Group], metric: str) -> list[Diff
     return [None if one is None else next(judged_ones) for one in found]
 
 
-def _rows(groups: list[Group], metric: str, base: str | None, confidence: float) -> list[Row]:
+def _rows(groups: list[Group], metric: str, base: str | None) -> list[Row]:
     bases = [g for g in groups if (g.role == "base" if base is None else g.label == base)]
     variants = bases + [g for g in groups if g.role in BASE_ROLES[1:] and g not in bases]
-    rows = [_row(group, bases, metric, confidence) for group in groups]
-    rivals = [[] if g in variants else against_rivals(g, variants, metric, confidence) for g in groups]
-    rows = _with_verdicts(rows, rivals, larger_is_better(metric), confidence)
+    rows = [_row(group, bases, metric) for group in groups]
+    rivals = [[] if g in variants else against_rivals(g, variants, metric) for g in groups]
+    rows = _with_verdicts(rows, rivals, larger_is_better(metric))
     rows = [replace(row, verdict=_verdict(row, base_of(row.group, bases) is not None)) for row in rows]
     return sorted(rows, key=lambda row: _sort_key(row, larger_is_better(metric)))
 
 
-def _row(group: Group, bases: list[Group], metric: str, confidence: float) -> Row:
+def _row(group: Group, bases: list[Group], metric: str) -> Row:
     reference = None if group in bases else base_of(group, bases)
     seconds, mine = group.mean("seconds"), average(group, "gradients")
     against = group if group in bases else reference
@@ -90,12 +88,12 @@ def _row(group: Group, bases: list[Group], metric: str, confidence: float) -> Ro
         n=len(values),
         diverged=len(group.diverged),
         unfinished=group.unfinished,
-        mean=mean_of(values, confidence) if values else None,
+        mean=mean_of(values) if values else None,
         gradients=mine,
         seconds=seconds,
         cost=ratio(mine, against and average(against, "gradients")),
         time=ratio(seconds and seconds.value, base_seconds and base_seconds.value),
-        difference=reference and paired(group, reference, metric, confidence),
+        difference=reference and paired(group, reference, metric),
         equal_cost=None,
         verdict="",
         reasons=tuple(str(r.get("verdict") or "diverged") for r in group.diverged),
@@ -103,7 +101,7 @@ def _row(group: Group, bases: list[Group], metric: str, confidence: float) -> Ro
     )
 
 
-def _with_verdicts(rows: list[Row], rivals: list[list[Difference]], larger: bool, confidence: float) -> list[Row]:
+def _with_verdicts(rows: list[Row], rivals: list[list[Difference]], larger: bool) -> list[Row]:
     """The rows with judged differences. All comparisons of the table are one family.
 
     Each row with the base is one comparison; each method with all its rivals is one more.
@@ -115,7 +113,7 @@ def _with_verdicts(rows: list[Row], rivals: list[list[Difference]], larger: bool
     for row, some in zip(rows, rivals, strict=True):  # if the base is the only rival, it is the same comparison
         same = row.difference and row.difference.by_seed
         family += any(one.n >= FEWEST and one.by_seed != same for one in some)
-    found = iter(judged([*to_base, *to_rivals], larger, confidence, among, family))
+    found = iter(judged([*to_base, *to_rivals], larger, among, family))
     rows = [row if row.difference is None else replace(row, difference=next(found)) for row in rows]
     judged_rivals = [[next(found) for _ in some] for some in rivals]
     return [replace(row, equal_cost=hardest(some, larger)) for row, some in zip(rows, judged_rivals, strict=True)]

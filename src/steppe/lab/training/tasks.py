@@ -86,11 +86,6 @@ def _tokens(outputs: Any, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
 
 
-def _of_tokens(outputs: Any, targets: Tensor) -> Tensor:
-    """The loss of an example is the mean over its tokens."""
-    return _tokens(outputs, targets) * len(targets)
-
-
 def _perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf  # exp would overflow
 
