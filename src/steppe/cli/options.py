@@ -2,7 +2,7 @@
 
 A new option of the training commands (`compare`, `train`, `sweep`) touches two files: a row of `RECIPE` here and the
 field of the same name in `lab/recipe/recipe.py`; or, if it changes no result, a row of `PLACE` here and the field of
-the same name in `Place` (lab/runner/local.py). The commands, `steppe sweep`'s advice and the documentation follow.
+the same name in `Place` (lab/runner/jobs.py). The commands, `steppe sweep`'s advice and the documentation follow.
 """
 
 from __future__ import annotations

@@ -20,14 +20,8 @@ from .monitor import Record
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLOURS: list[str] = [
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-]  # distinguishable without colour vision
+# Distinguishable without colour vision:
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def density_figure(spectra: Spectrum | Mapping[str, Spectrum], width: float | None = None) -> Figure:
@@ -230,4 +224,4 @@ def _named(given: Any) -> Mapping[str, Any]:
 
 
 def _cycle() -> list[str]:
-    return _COLOURS * 4
+    return list(_COLOURS * 4)

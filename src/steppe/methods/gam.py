@@ -49,11 +49,11 @@ class GAM(Method):
 
     **What follows.** With the printed form the final γ depends on how long training lasts: in 37 of the 38 finished
     trainings of Table 1 |γ₁| still grew in the last quarter. It is the form that our runs of the paper's tables use.
-    With the theorem's form an X̄ of
-    training data stands for test data only until it is fitted, then γ goes to zero; one that is held out of training
-    does not. ``GAM(T=1, reference="weights", discrepancy="cosine", directions="unit", period=10)`` with a held-out
-    batch is SAM with a radius that it sets itself, at 2.2 looks. In the radius study (digits, Adam at 0.02 on ρ,
-    n = 24) it was near the best of six fixed radii in 20 of 24 regimes; on CIFAR-10 with CNN-5 (0.01, n = 4) 1 point
+    With the theorem's form an X̄ of training data stands for test data only until it is fitted, then γ goes to zero;
+    one that is held out of training does not.
+    ``GAM(T=1, reference="weights", discrepancy="cosine", directions="unit", period=10)`` with a held-out batch is SAM
+    with a radius that it sets itself, at 2.2 looks. In the radius study (digits, Adam at 0.02 on ρ, n = 24) it was near
+    the best of six fixed radii in 20 of 24 regimes; on CIFAR-10 with CNN-5 (0.01, n = 4) 1 point
     below the best radius with clean labels and 10 with 40 % wrong ones: too slow there. See `GapSAM`.
 
     Every `period`-th step updates γ; the others take T + 1 looks and no auxiliary batch. With

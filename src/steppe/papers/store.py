@@ -254,9 +254,8 @@ def compact(record: Mapping[str, Any], cell: str, scale: str, stops: int = 0) ->
     for name in ("frobenius", "top_values", "trace"):
         if any(name in entry for entry in epochs):
             metrics[name] = [_short(entry.get(name)) for entry in epochs]
-    curvature = {
-        k: v for k, v in (record.get("curvature") or {}).items() if k != "density"
-    }  # long, and not used in any figure
+    # The density is long, and not used in any figure.
+    curvature = {k: v for k, v in (record.get("curvature") or {}).items() if k != "density"}
     line = {
         "format": FORMAT, "key": record["key"], "cell": cell, "scale": scale, "seed": record["recipe"]["seed"],
         "status": record["status"], "recipe": differing(record["recipe"]), "role": record["role"],

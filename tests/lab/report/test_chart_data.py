@@ -63,6 +63,7 @@ def test_normalised_directions_have_no_polynomial():
     assert page("gam", [0.2, 0.05]) == (2, True)
     assert page("gam:normalize=true", [0.2, 0.05]) == (0, False)
     assert page("every:k=2,method=(gam:normalize=true)", [0.2, 0.05]) == (0, False)
+    assert page("gam:directions=sized", [0.2, 0.05]) == page("gam:T=1,directions=unit", [0.2]) == (0, False)
     assert page("gam:T=1,normalize=true", [0.2]) == (2, True)  # the first direction is as long as it is
 
 

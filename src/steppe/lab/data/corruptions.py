@@ -214,17 +214,14 @@ def _box(size: int, following: int) -> Tensor:
 
 
 def _elastic(x: Tensor, s: int, draws: Draws) -> Tensor:
-    reach, sigma, jitter = ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))[
-        s
-    ]
+    levels = ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
+    reach, sigma, jitter = levels[s]
     count, size = len(x), min(x.shape[-2:])
     half, part = size // 2, size // 3
     corners = torch.tensor([[1.0, 1], [1, -1], [-1, -1]], device=x.device) * part + half
     moved = corners + draws.uniform(-jitter * size, jitter * size, count, 3, 2)
     ones = torch.ones(count, 3, 1, device=x.device)
-    back = torch.linalg.solve(
-        torch.cat([moved, ones], 2), corners.expand(count, 3, 2)
-    )  # maps new positions to old ones
+    back = torch.linalg.solve(torch.cat([moved, ones], 2), corners.expand(count, 3, 2))  # from new positions to old
     across = torch.arange(x.shape[-1], device=x.device).float().expand(count, x.shape[-2], -1)
     down = torch.arange(x.shape[-2], device=x.device).float().unsqueeze(1).expand(count, -1, x.shape[-1])
     place = torch.stack([across, down, torch.ones_like(down)], -1) @ back.unsqueeze(1)

@@ -192,7 +192,9 @@ def gamma(group: Group) -> dict[str, Any] | None:
     tops = [top for r in group.done if (top := number(((r.get("curvature") or {}).get("top") or {}).get("value")))]
     largest = max(tops) if tops and max(tops) > 0 else None
     grid = [k / 60 * (largest or 1.0) for k in range(61)]
-    drawn = [] if size > 1 and "normalize=true" in str(group.done[0]["recipe"].get("method")) else last
+    text = str(group.done[0]["recipe"].get("method"))
+    sized = "normalize=true" in text or "directions=sized" in text  # the first direction is as long as it is
+    drawn = [] if "directions=unit" in text or (size > 1 and sized) else last
     return {
         "curves": curves,
         "last": [[rounded(g) for g in one] for one in last],

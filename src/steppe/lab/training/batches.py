@@ -91,9 +91,8 @@ class Batches:
         if recipe.batch % ranks:
             raise UserError(f"batch {recipe.batch} cannot be split evenly over {ranks} processes")
         self._generator = torch.Generator(device)
-        self._even: Tensor | None = (
-            None  # the images that alternating-flip flips in even epochs; in odd ones, the others
-        )
+        # The images that alternating-flip flips in even epochs; in odd ones, the others:
+        self._even: Tensor | None = None
         if "alternating-flip" in recipe.augmentation:
             drawn = torch.rand(len(data.train), generator=generator_for(recipe.seed, "flip"))
             self._even = (drawn < 0.5).to(device)

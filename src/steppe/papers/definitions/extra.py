@@ -14,9 +14,8 @@ TITLE = "Extra · methods at equal cost, and the tables that everybody quotes"
 _RECIPE = Recipe(
     data=f"{SETS}:cifar10", model="cnn-5", base="adam", lr=1e-3, batch=100, epochs=20, auxiliary="previous"
 )
-_LIGHT = Measuring(
-    points=0, dimension=8
-)  # landscape and density are not kept; eigenvalue and trace need fewer products
+# Landscape and density are not kept; eigenvalue and trace need fewer products.
+_LIGHT = Measuring(points=0, dimension=8)
 METHODS = (
     "sam:rho=0.05", "asam", "ssam", "gsam:rho=0.05,alpha=0.2", "gnp", "crsam", "gnam:rho=0.04", "gnamfast", "gam",
     "gam:period=10,lr_times_period=true", "frobsam", "tracesam", "detsam", "looksam:alpha=0.7", "fsam", "wsam",
