@@ -1,4 +1,4 @@
-"""Estimates of how long runs will take: before training from the time of a few gradients, later from the progress."""
+"""Estimates of how long runs will take: before training from the time of a few steps, later from the progress."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Any
 
 import torch
 
+from ...methods.plain import Plain
+from ...optimizer import SharpnessAware
 from ..models import build
 from ..report.formatting import plural
+from ..training.base_optimizers import make_base
 from ..training.batches import Batches, data_for
+from ..training.stack import worth_stacking
 from ..training.tasks import task_of
 from .finished import finished_record
 from .jobs import Job, Place
@@ -112,7 +116,7 @@ def announcement(jobs: Sequence[Job], place: Place, workers: int) -> str:
         return ""
     per_example = _seconds_per_example(waiting[0], place)
     examples = sum(job.work * _examples_per_epoch(job, place) for job in waiting)
-    extra = 1.2  # for evaluation, records, and everything else besides gradients
+    extra = 1.2  # for evaluation, records, and everything else besides steps
     if place.measuring is not None:
         products = place.measuring.products + place.measuring.dimension
         examples += len(waiting) * 2 * products * min(place.measuring.samples, _examples_per_epoch(waiting[0], place))
@@ -125,7 +129,7 @@ def _examples_per_epoch(job: Job, place: Place) -> int:
 
 
 def _seconds_per_example(job: Job, place: Place) -> float:
-    """The time of one gradient, divided by the number of examples."""
+    """The time of a step of the base by the number of examples; for seeds that are trained as one, of its gradient only."""
     recipe, device = job.recipe, torch.device(place.device)
     data, task = data_for(recipe, place.data_root, place.device), task_of(recipe)
     if device.type == "cpu":
@@ -135,10 +139,14 @@ def _seconds_per_example(job: Job, place: Place) -> float:
     inputs, targets, _ = next(batches.of_epoch(1))
     inputs, targets = inputs[:_EXAMPLES], targets[:_EXAMPLES]
     model.train().to(batches.dtype)
-    best = float("inf")
+    optimizer = SharpnessAware(make_base(recipe, model.parameters(), model), Plain(), model=model)
+    best, shared = float("inf"), worth_stacking(recipe, place.device)
     for _ in range(3):
         began = time.perf_counter()
-        task.loss(model(inputs), targets).backward()
+        if shared:
+            task.loss(model(inputs), targets).backward()
+        else:
+            optimizer.step(lambda: task.loss(model(inputs), targets))
         _wait(device)
         best = min(best, time.perf_counter() - began)
         if best > 1:  # a large model: one is enough
