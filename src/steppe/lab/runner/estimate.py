@@ -129,7 +129,7 @@ def _examples_per_epoch(job: Job, place: Place) -> int:
 
 
 def _seconds_per_example(job: Job, place: Place) -> float:
-    """The time of a step of the base by the number of examples; for seeds that are trained as one, of its gradient only."""
+    """The time per example of a step of the base; for seeds that are trained as one, of its gradient only."""
     recipe, device = job.recipe, torch.device(place.device)
     data, task = data_for(recipe, place.data_root, place.device), task_of(recipe)
     if device.type == "cpu":
