@@ -59,10 +59,10 @@ def markdown() -> str:
 def section() -> str:
     """The table with what its columns mean, for the documentation's first page."""
     return (
-        "Test accuracy above *the best baseline*: the best that the base does at the same cost, trained up to twice as "
-        "long, stopped at its best test epoch, averaged. Points, with 95 % confidence intervals; bold ones exclude "
-        f"zero.\n\n{markdown()}\n\n[GapSAM](radius.md) sets its own radius from a few held-out examples; SAM's was "
-        f"tuned on held-out data. {robustness()}"
+        "Test accuracy above *the best baseline*: the best of what the base does at the same cost, which is trained up "
+        "to twice as long, stopped at its best test epoch, or averaged. Points, with 95 % confidence intervals; "
+        f"bold ones exclude zero.\n\n{markdown()}\n\n[GapSAM](radius.md) sets its own radius from a few held-out "
+        f"examples; SAM's was tuned on held-out data. {robustness()}"
     )
 
 

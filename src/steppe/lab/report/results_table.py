@@ -20,9 +20,9 @@ def results(index: int, rows: Sequence[Row], metric: str) -> Markup:
     body = [_result(row, metric, scale, names, settings.settings(row, rows)) for row in rows]
     caption = (
         f"{capitalised(formatting.name_of(metric))}: mean ± standard error over seeds. Differences are paired by seed; "
-        "their 95 % intervals are simultaneous for the whole table. The best base at no more cost: of the base trained "
-        "for up to the method's cost, stopped early, or in another variant, the one that is hardest to beat. Click a "
-        "column header to sort."
+        "their 95 % intervals are simultaneous for the whole table. The best base at no more cost: the base trained "
+        "for up to the method's cost, the base stopped early, or one of its variants, whichever is hardest to beat. "
+        "Click a column header to sort."
     )
     table = sortable_table(caption, head, body, class_="results sortable")
     reasons = [tag("li", tag("b", row.label), f": {_counted(row.reasons)}") for row in rows if row.reasons]

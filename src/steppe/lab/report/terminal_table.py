@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 NOTE = (
     "Mean ± standard error over seeds. Differences are paired by seed, with simultaneous 95 % intervals for all rows. "
-    "Gradients and time are relative to the base. Best base: of the base trained for up to the method's cost, stopped "
-    "early, or in another variant, the one that is hardest to beat."
+    "Gradients and time are relative to the base. Best base: the base trained for up to the method's cost, the "
+    "base stopped early, or one of its variants, whichever is hardest to beat."
 )
 STYLES = {"better": "green", "worse": "red", "all diverged": "red", "some diverged": "yellow", "base": "dim"}
 
