@@ -331,3 +331,15 @@ def test_whole_numbers_of_numpy_and_no_booleans():
         steppe.LookSAM(k=True)
     rate = steppe.linear_in_lr(0.5, 0.25, 1.0)(0, np.float32(0.5))
     assert rate == 0.375 and type(rate) is float
+
+
+def test_settings_may_be_numbers_of_numpy():
+    half: Any = np.float32(0.5)
+    method = steppe.SAM(rho=half)
+    assert method == steppe.SAM(rho=0.5) and type(method.rho) is float
+    three: Any = np.int64(3)
+    late = steppe.Late(method, start=three)
+    assert late.start == 3 and type(late.start) is int
+    yes: Any = np.True_
+    with pytest.raises(ValueError, match="rho must be a finite number"):
+        steppe.SAM(rho=yes)

@@ -35,6 +35,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
+from numbers import Integral, Real
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 import torch
@@ -171,6 +172,9 @@ class Method:
             value = getattr(self, name)
             if isinstance(value, (Tensor, Each)) or callable(value):
                 continue
+            if isinstance(value, Real) and not isinstance(value, (int, float)):  # a number of NumPy
+                value = int(value) if isinstance(value, Integral) else float(value)
+                object.__setattr__(self, name, value)  # methods are frozen
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ValueError(f"{self.name}: {name} must be a finite number or a schedule, not {value!r}")
             if name in self.nonnegative and value < 0:
