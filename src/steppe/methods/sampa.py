@@ -48,7 +48,7 @@ class SAMPa(Method):
     ranges = "rho 0.1, lam 0.2."
     cost = 2
     stackable = True
-    copies = 4
+    copies = 3
     radius = "rho"
     nonnegative = ("rho", "lam")
     needs = frozenset({"auxiliary"})
@@ -58,7 +58,7 @@ class SAMPa(Method):
         if ctx.lr is None:
             raise RuntimeError("SAMPa needs the learning rate, and the base optimizer has none: use a base with an lr")
         ahead, there = yield self._two_looks(ctx.lr, ctx.memory["y"])
-        ctx.remember(y=ahead.grad.clone())  # a copy: FSDP2's gradients share a storage and cannot be saved
+        ctx.remember(y=ahead.grad)
         return (1 - self.lam) * there.grad + self.lam * ahead.grad
 
     def _two_looks(self, lr: Any, y: Vector) -> Iterator[Look]:
