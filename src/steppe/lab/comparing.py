@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from .preparing import how_many_jobs, recipe_for, try_out, warnings_for, with_ru
 from .recipe.own_code import unreadable
 from .recipe.recipe import Recipe, is_users
 from .records import Record, RecordWarning
-from .runner.comparison import DEFAULT_METHODS, FIRST_NOISE, FIRST_SEEDS, notes, plan, usual_rivals
+from .runner.comparison import DEFAULT_METHODS, FIRST_SEEDS, notes, plan_all
 from .runner.estimate import Remaining, announcement
 from .runner.jobs import Job, Place
 from .runner.local import News, perform
@@ -75,9 +75,7 @@ def compare(
     chosen = range(count) if isinstance(count, int) else list(count)
     if not wanted or not len(chosen):
         raise UserError("a comparison needs at least one method and one seed")
-    bases = [replace(recipe, label_noise=noise) for noise in FIRST_NOISE] if first else [recipe]
-    rival = rivals if rivals is not None else usual_rivals(recipe) if equal_cost else []
-    planned = [job for one in bases for job in plan(one, wanted, chosen, equal_cost, rival)]
+    planned = plan_all(recipe, wanted, chosen, equal_cost, rivals, first)
     where = place_for(out, device, threads, curvature, keep_weights, data_dir)
     where = with_runs_at_once(where, None, [recipe])
     for note in [*check(recipe, where), *notes(recipe, planned)]:

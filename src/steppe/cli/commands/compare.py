@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,7 +51,7 @@ def command(
     from ...lab.recipe.method_text import split_methods
     from ...lab.records import metric_of
     from ...lab.report import headline, table
-    from ...lab.runner.comparison import DEFAULT_METHODS, FIRST_NOISE, FIRST_SEEDS, notes, plan
+    from ...lab.runner.comparison import DEFAULT_METHODS, FIRST_SEEDS, notes, plan_all
     from ..progress import other_measures
 
     wanted = split_methods([*(methods or ()), *(more or ())])
@@ -61,11 +60,7 @@ def command(
     if count < 1:
         raise UserError(f"--seeds must be at least 1, not {count}")
     asked = make_recipe(recipe, place["compile"])
-    bases = [replace(asked, label_noise=noise) for noise in FIRST_NOISE] if first else [asked]
-    planned = []
-    for base in bases:
-        others = _rivals(rivals, base, equal_cost)
-        planned += plan(base, wanted or list(DEFAULT_METHODS), range(count), equal_cost, others)
+    planned = plan_all(asked, wanted or DEFAULT_METHODS, range(count), equal_cost, _rivals(rivals), first)
     where = make_place(place, asked, out)
     where = with_runs_at_once(where, together, [asked])
     for note in notes(asked, planned):
@@ -77,11 +72,10 @@ def command(
         report_runs(records, out / "report.html", *shown, metric=metric, as_json=as_json)
 
 
-def _rivals(texts: list[str] | None, base: Any, equal_cost: bool) -> list[dict[str, Any]]:
-    """The rivals of the base, one per text; by default the usual ones, if methods are compared at equal cost."""
+def _rivals(texts: list[str] | None) -> list[dict[str, Any]] | None:
+    """The rivals of the base, one per text; None if none was given."""
     from ...lab.recipe.recipe import read_settings
-    from ...lab.runner.comparison import usual_rivals
 
     if texts is None:
-        return usual_rivals(base) if equal_cost else []
+        return None
     return [read_settings([text], "--rivals") for text in texts if text != "none"]

@@ -58,6 +58,25 @@ def plan(
     return list(jobs.values())
 
 
+def plan_all(
+    recipe: Recipe,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    equal_cost: bool,
+    rivals: Sequence[Mapping[str, Any]] | None,
+    first: bool,
+) -> list[Job]:
+    """The runs that `compare` was asked for: of one problem; of both, if it is the `first` comparison.
+
+    Rivals that are None are the usual ones, if methods are compared at equal cost.
+    """
+    jobs: list[Job] = []
+    for base in [replace(recipe, label_noise=noise) for noise in FIRST_NOISE] if first else [recipe]:
+        others = usual_rivals(base) if rivals is None and equal_cost else rivals or ()
+        jobs += plan(base, methods, seeds, equal_cost, others)
+    return jobs
+
+
 def lengths(costs: Sequence[float]) -> list[float]:
     """The factors by which the base is trained longer: the cost of each method, and 2, 4, 8 … up to the largest cost.
 
