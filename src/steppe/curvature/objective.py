@@ -30,6 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..engine.host_random import HostRandomState
 from ..engine.isolation import Snapshot
+from ..support.devices import default_generator
 from ..support.wrappers import unwrapped
 from ..vector import Space, Vector
 from .batches import Data, count, length
@@ -306,7 +307,7 @@ class Objective:
         torch.random.default_generator.manual_seed(self.seed)
         for device in {p.device for p in self.space.params}:
             if device.type == "cuda":
-                torch.cuda.default_generators[device.index or 0].manual_seed(self.seed)
+                default_generator(device).manual_seed(self.seed)
             elif device.type not in ("cpu", "meta"):
                 torch.get_device_module(device).manual_seed(self.seed)
 

@@ -26,6 +26,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from ..engine.groups import SEED, STEP, first_parameter
 from ..optimizer import SharpnessAware
+from ..support.devices import default_generator
 from .branches import Branches
 from .fixed_scale import FixedScale
 from .recorder import LiveNumbers, RecordedStep, make_recordable, obstacle
@@ -286,8 +287,7 @@ class Captured:
         return loss
 
     def _generator(self) -> torch.Generator:
-        device: Any = first_parameter(self._opt.param_groups).device  # its index may be None
-        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+        return default_generator(first_parameter(self._opt.param_groups).device)
 
 
 @dataclass

@@ -36,14 +36,6 @@ def generator_for(*what: Any, device: Any = "cpu") -> torch.Generator:
     return torch.Generator(device).manual_seed(seed_for(*what))
 
 
-def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that a model draws from. Seeding only this one is 100 times faster than `torch.manual_seed`."""
-    if device.type == "cuda":
-        torch.cuda.init()
-        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-    return torch.mps._get_default_mps_generator() if device.type == "mps" else torch.default_generator
-
-
 def data_for(recipe: Recipe, root: Path | None = None, device: Any = "cpu") -> DataSet:
     """The data of a recipe, on the device."""
     parts = (recipe.share, recipe.label_noise, recipe.hold_out)

@@ -23,6 +23,7 @@ from ...graphs.replayed import Replayed
 from ...method import Method
 from ...methods.late import for_steps
 from ...optimizer import SharpnessAware
+from ...support.devices import default_generator
 from ...support.errors import UserError, describe
 from ...support.files import whole_file
 from ..data import DataSet, prepare
@@ -31,7 +32,7 @@ from ..models.fast import Whitening
 from ..recipe.recipe import Recipe
 from ..records import Epoch, Record, new_record, now, write_record
 from .base_optimizers import make_base
-from .batches import Batches, data_for, default_generator, seed_for
+from .batches import Batches, data_for, seed_for
 from .checkpoints import read_checkpoint, write_weights
 from .precision import autocast, parameter_dtype, scaler, set_precision
 from .ranks import ALONE, Ranks
