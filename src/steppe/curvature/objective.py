@@ -25,7 +25,6 @@ from typing import Any, Literal, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..engine.host_random import HostRandomState
@@ -35,12 +34,13 @@ from ..support.wrappers import unwrapped
 from ..vector import Space, Vector
 from .batches import Data, count, length
 from .parameters import Selection, require_measurable, select
+from .substitution import substituted
 from .weighted_sums import WeightedSums
 
 Mode: TypeAlias = Literal["eval", "batch", "train", "as-is"]
 
+_PLACES = 999  # about as many entries of a tensor are looked at, to see whether they have changed places
 _MODES = ("eval", "batch", "train", "as-is")
-_PREFIX = "model."
 
 
 class Objective:
@@ -97,10 +97,8 @@ class Objective:
         require_measurable(selected)
         self.names = list(selected)
         self.space = Space([p.detach() for p in selected.values()])
-        self._originals = list(selected.values())
         self._offset_weights: list[Tensor] | None = None  # set by `at`; None for the model's own weights
         self._batch_weights: dict[int, float] = {}  # by the batch's index
-        self._caller = _Caller(self.model, forward)
         self._data = Data(data, paired=forward is None, samples=samples, cache_bytes=cache_bytes, like=self.weights())
 
     # Weights
@@ -122,7 +120,17 @@ class Objective:
 
     def weights(self) -> list[Tensor]:
         """The weights at which the loss is measured, one tensor per parameter. They are not copies."""
-        return self._offset_weights if self._offset_weights is not None else [p.detach() for p in self._originals]
+        return self._offset_weights if self._offset_weights is not None else [p.detach() for p in self._measured()]
+
+    def _measured(self) -> list[nn.Parameter]:
+        """The measured parameters as they are now: `load_state_dict(..., assign=True)` makes new ones."""
+        now = dict(self.model.named_parameters())
+        found = [now.get(name) for name in self.names]
+        fit = [p is not None and p.shape == like.shape for p, like in zip(found, self.space.params, strict=True)]
+        if not all(fit):
+            changed = self.names[fit.index(False)]
+            raise RuntimeError(f"{changed} is gone or has another shape since this objective was made: make a new one")
+        return [p for p in found if p is not None]
 
     def weights_vector(self) -> Vector:
         """The weights at which the loss is measured, as a vector."""
@@ -139,7 +147,7 @@ class Objective:
         fewer = copy.copy(self)
         selected = {name: p for name, p in select(self.model, params).items() if name in self.names}
         require_measurable(selected)
-        fewer.names, fewer._originals = list(selected), list(selected.values())
+        fewer.names = list(selected)
         if self._offset_weights is not None:
             raise ValueError("restrict the parameters first, then move: objective.restricted(...).at(...)")
         fewer.space = Space([p.detach() for p in selected.values()])
@@ -153,9 +161,14 @@ class Objective:
         return *versions, *modes, *self.fingerprint()  # only the fingerprint shows changes through `.data`
 
     def fingerprint(self) -> list[float]:
-        """Norm and maximum of each weight and buffer, to detect other weights; one transfer from the device."""
+        """Numbers of each weight and buffer, to detect other weights; one transfer from the device.
+
+        The norm, the maximum, and a mean over places that are not alike, which changes if neurons change places.
+        """
         numbers = [t for t in self._tensors() if t.is_floating_point() and t.numel()]
-        found = [*torch._foreach_norm(numbers), *torch._foreach_max(numbers)]
+        some = [t.reshape(-1)[:: max(t.numel() // _PLACES, 1)] for t in numbers]
+        placed = [(t * torch.linspace(0, 1, len(t), dtype=t.dtype, device=t.device)).mean() for t in some]
+        found = [*torch._foreach_norm(numbers), *torch._foreach_max(numbers), *placed]
         return torch.stack([number.to(self.device, self.dtype) for number in found]).tolist()
 
     def _tensors(self) -> list[Tensor]:
@@ -199,11 +212,12 @@ class Objective:
     def evaluate(self, weights: Sequence[Tensor], batch: Any) -> tuple[Any, Tensor]:
         """The model's output and the loss on one batch, with given weights. Call it inside `isolated`."""
         self._seed_model()
-        tensors = {_PREFIX + name: p.detach() for name, p in self.model.named_parameters()}
-        tensors |= {_PREFIX + name: b.detach().clone() for name, b in self.model.named_buffers()}
-        tensors |= {_PREFIX + name: w for name, w in zip(self.names, weights, strict=True)}
-        output = functional_call(self._caller, tensors, (batch,))
-        return output, self.loss_of(output, batch)
+        values = {id(p): p.detach() for p in self.model.parameters()}
+        values |= {id(b): b.detach().clone() for b in self.model.buffers()}
+        values |= {id(p): w for p, w in zip(self._measured(), weights, strict=True)}
+        with substituted(self.model, values):  # the loss too: it may be a function of the weights, as a penalty is
+            output = self._forward(self.model, batch) if self._forward else self.model(batch[0])
+            return output, self.loss_of(output, batch)
 
     def loss_of(self, output: Any, batch: Any) -> Tensor:
         """The loss of an output on its batch."""
@@ -242,14 +256,15 @@ class Objective:
     def _weigh(self, batch: Any) -> float | Tensor:
         if self._weight is not None:
             return self._weight(batch)
-        if self._forward is not None:
-            labels = batch.get("labels") if isinstance(batch, Mapping) else None
-            return count(labels, -100, None) if isinstance(labels, Tensor) else length(batch)
-        ignored, weights = _setting(self.loss_fn, "ignore_index", -100), _setting(self.loss_fn, "weight", None)
-        inner = _without_partials(self.loss_fn)
+        targets = batch[1] if self._forward is None else _targets_of(batch)
+        if targets is None:
+            return length(batch)
+        weights, inner = _setting(self.loss_fn, "weight", None), _without_partials(self.loss_fn)
         if inner is F.multi_margin_loss or isinstance(inner, nn.MultiMarginLoss):
             weights = None  # this loss weights the classes, but divides by the number of samples
-        return count(batch[1], ignored, weights)
+        if not isinstance(weights, Tensor) or weights.dim() != 1:
+            weights = None  # an attribute of the user's own loss, not a weight for each class
+        return count(targets, _setting(self.loss_fn, "ignore_index", -100), weights)
 
     # Isolation
 
@@ -312,16 +327,13 @@ class Objective:
                 torch.get_device_module(device).manual_seed(self.seed)
 
 
-class _Caller(nn.Module):
-    """The model and how to call it on a batch, as one module, because `functional_call` needs a module."""
-
-    def __init__(self, model: nn.Module, forward: Callable[[nn.Module, Any], Any] | None):
-        super().__init__()
-        self.model = model
-        self._call = forward
-
-    def forward(self, batch: Any) -> Any:
-        return self._call(self.model, batch) if self._call else self.model(batch[0])
+def _targets_of(batch: Any) -> Tensor | None:
+    """The targets in a batch that is not an (input, target) pair, if they are where they usually are."""
+    if isinstance(batch, Mapping):
+        found = [batch[name] for name in ("labels", "targets", "target") if name in batch]
+    else:
+        found = list(batch[1:2]) if isinstance(batch, (tuple, list)) else []
+    return found[0] if found and isinstance(found[0], Tensor) else None
 
 
 def _setting(loss_fn: Any, name: str, default: Any) -> Any:
