@@ -192,7 +192,7 @@ class SharpnessAware(Recordable, Optimizer):
                     continue
                 closures = closures_for(look, batches, self.method.name)
                 if look.product is not None:
-                    look.answer = hessian_product(closures, look.product.vector, space.params, self.model)
+                    look.answer = hessian_product(closures, look.product.vector, space.params, self.model, self.local)
                 else:
                     look.loss = evaluate(closures, space.params, self.model, scaler, self.members, look.index > 0)
                 if look.index == 0:

@@ -131,6 +131,8 @@ def _refuse_base(base: Optimizer) -> None:
     arguments = list(inspect.signature(type(base).step).parameters.values())[1:]  # schedulers replace base.step
     required = [a for a in arguments if a.default is a.empty and a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD)]
     known = any(cls.__name__ in _NOT_ONE_GRADIENT for cls in type(base).__mro__)
+    if any(cls.__name__ == "ZeroRedundancyOptimizer" for cls in type(base).__mro__):
+        raise TypeError("ZeroRedundancyOptimizer cannot be the base: shard the optimizer's state with FSDP2")
     if not {"state", "param_groups"} <= base.state_dict().keys():
         raise TypeError(f"{name} cannot be the base: its state_dict must have the keys state and param_groups")
     if required or known or isinstance(base, (LBFGS, SparseAdam)):

@@ -76,8 +76,10 @@ def evaluate(
     return total
 
 
-def hessian_product(closures: Closures, vector: Vector, params: Sequence[Tensor], model: nn.Module | None) -> Vector:
-    """The Hessian times a vector, computed by double backward."""
+def hessian_product(
+    closures: Closures, vector: Vector, params: Sequence[Tensor], model: nn.Module | None, local_loss: bool = False
+) -> Vector:
+    """The Hessian times a vector, computed by double backward; that of this rank's own loss with `local_loss`."""
     if any(local(p) is not p for p in params):
         raise RuntimeError(
             'hvp="exact" is not possible under FSDP2, which does not support double backward: use hvp="central"'
@@ -104,8 +106,9 @@ def hessian_product(closures: Closures, vector: Vector, params: Sequence[Tensor]
             product = vector.space.vector(products)
             total = product if total is None else total + product
     assert total is not None
-    if replicas.replicated(model) is not None:
+    if not local_loss and (ddp := replicas.data_parallel(model)) is not None:
         replicas.average_(total.tensors, model)
+        ddp.require_forward_param_sync = True  # buffers, in the next look: this pass was not synchronised
     return Vector(total.tensors, vector.space)
 
 

@@ -25,7 +25,7 @@ from ..vector import same
 from .host_random import FIRST_STEPS, HostRandomState, access, may_draw, own_generators
 from .outputs import OutputGradients
 from .precision import Precision
-from .replicas import fully_sharded
+from .replicas import fully_sharded, reshard
 from .shards import local
 
 
@@ -109,8 +109,9 @@ class Isolation:
 
     def __init__(self, model: nn.Module | None, params: list[Tensor], changing: Sequence[Tensor] = ()):
         self._model, self._params = model, params
+        reshard(modules := [] if model is None else list(model.modules()))  # else they have FSDP2's gathered weights
         self._changing = list(changing)  # parameters of others that a forward changes, for example a moving average
-        self._modules = [] if model is None else list(model.modules())
+        self._modules = modules
         self._part_dicts = [one for m in self._modules for one in (m._modules, m._parameters)]
         self._parts = _all_values(self._part_dicts)  # as long as these are the same objects, so are model and snapshot
         self._devices = sorted({p.device for p in params}, key=str)
@@ -136,6 +137,7 @@ class Isolation:
 
     def for_next_step(self, model: nn.Module | None, params: list[Tensor]) -> Isolation:
         """This object with a new snapshot, or a new object if model or parameters have changed."""
+        reshard(self._sharded)
         same_model = model is self._model and same(_all_values(self._part_dicts), self._parts)
         # A forward may create a generator. To look for new ones takes too long for every step.
         same_model &= self._steps_to_watch < 0 or same(own_generators(self._modules), self._before.own_generators)
@@ -171,7 +173,9 @@ class Isolation:
                 self._after.take()
             else:
                 self._after = Snapshot(self._modules, self._devices, self._changing)
-            self._others_grads = [p.grad for p in self._others]
+            # A view is DDP's memory (gradient_as_bucket_view), which the next look overwrites.
+            grads = [p.grad for p in self._others]
+            self._others_grads = [g if g is None or g._base is None else g.clone() for g in grads]
             self._find_changed()
             if self._host_before is not None and (now := HostRandomState()) != self._host_before:
                 self._may_draw, self._host_after = True, now
@@ -235,6 +239,10 @@ class Isolation:
         """Whether a forward changes buffers only: no parameters of others, no random state of the host, no shards."""
         return not (self._changing or self._changed or self._may_draw or self._sharded)
 
+    def trains_others(self) -> bool:
+        """Whether parameters of the model that belong to another optimizer are trained."""
+        return any(p.requires_grad for p in self._others)
+
     def buffers_before(self) -> list[Tensor]:
         """New copies of the model's buffers as they were before the first look. Call it only if `only_buffers`."""
         return self._before.buffers()
@@ -255,8 +263,7 @@ class Isolation:
         """Drop what was made from the weights before they moved: by autocast, `parametrize.cached()` and FSDP2."""
         torch.clear_autocast_cache()
         parametrize._cache.clear()
-        for module in self._sharded:
-            module.reshard()
+        reshard(self._sharded)
 
 
 def _recording(devices: Sequence[torch.device]) -> bool:

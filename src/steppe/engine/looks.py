@@ -130,10 +130,7 @@ class LookRunner:
 
     def passes(self, first_done: bool) -> Generator[Pass, None, Vector]:
         """Yield once for every look, with the weights where the method wants them; return the direction."""
-        model = self._settings.model
-        self._unsynchronised = self._settings.local and replicas.can_skip_sync(model)
-        if self._unsynchronised:
-            replicas.sync_buffers_next(model)
+        self._unsynchronised = self._settings.local and replicas.can_skip_sync(self._settings.model)
         try:
             asks = self._looks()
             # A list that is emptied before the look: a reference would keep the offset, as large as the model, alive.
@@ -243,6 +240,7 @@ class LookRunner:
         if report.sample is not None:
             stack.enter_context(self._isolation.single_example())
         if self._unsynchronised:
+            replicas.sync_buffers_next(self._settings.model)  # in every look: all see the same buffers
             stack.enter_context(replicas.no_sync(self._settings.model))
         return stack
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -34,6 +34,13 @@ def fully_sharded(module: object) -> TypeGuard[FSDPModule]:
     """Whether FSDP2's `fully_shard` was applied to a module. This does not import FSDP2."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def reshard(modules: Iterable[Any]) -> None:
+    """Let FSDP2 drop gathered weights, which also an evaluation leaves behind, so that modules have their shards."""
+    for module in modules:
+        if fully_sharded(module):
+            module.reshard()
 
 
 def sharded_by_fsdp1(model: nn.Module) -> bool:
@@ -62,8 +69,9 @@ def replicated(model: nn.Module | None) -> DistributedDataParallel | None:
 
 
 def average_(tensors: Sequence[Tensor], model: nn.Module | None) -> None:
-    """Average tensors over a DDP model's replicas, in place."""
-    ddp = _require_replicated(model)
+    """Average tensors over the replicas of a model that is, or has inside, a DDP model; in place."""
+    ddp = data_parallel(model)
+    assert ddp is not None
     works: list[Any] = [dist.all_reduce(t, group=ddp.process_group, async_op=True) for t in tensors]
     for work in works:
         work.wait()
@@ -83,11 +91,9 @@ def mean(value: Tensor, model: nn.Module | None, space: Space, group: Any, metho
 
 def _group_of_losses(model: nn.Module | None, space: Space, method: str) -> Any:
     """The process group of the ranks that share a loss (None: all ranks). By their own losses, ranks would diverge."""
+    if (ddp := data_parallel(model)) is not None:
+        return ddp.process_group
     modules = [] if model is None else list(uncompiled(model).modules())
-    for module in modules:
-        ddp = module if isinstance(module, DistributedDataParallel) else _inside_replicate(module)
-        if ddp is not None:
-            return ddp.process_group
     ranks = dist.get_world_size()
     if any(fully_sharded(m) or any(map(sharded, m.parameters(recurse=False))) for m in modules):
         # On a part of the ranks, the others may train another model. The stages of a pipeline report one loss.
@@ -98,6 +104,15 @@ def _group_of_losses(model: nn.Module | None, space: Space, method: str) -> Any:
         f"{method} uses the loss, there are {ranks} processes, and model= does not show how they share it: give "
         "SharpnessAware the model as DDP or FSDP2 has wrapped it, or loss_group="
     )
+
+
+def data_parallel(model: nn.Module | None) -> DistributedDataParallel | None:
+    """The DDP object of a model or of a part of it; None if there is none."""
+    for module in [] if model is None else uncompiled(model).modules():
+        ddp = module if isinstance(module, DistributedDataParallel) else _inside_replicate(module)
+        if ddp is not None:
+            return ddp
+    return None
 
 
 def _inside_replicate(module: nn.Module) -> DistributedDataParallel | None:

@@ -137,7 +137,7 @@ class Step:
         """Yield once for every look, then put the direction into p.grad."""
         begun = self._stop_noting() and first_done
         isolation = self._isolation if begun else None
-        isolation = isolation or self._isolate(settings.model, space.params)
+        isolation = isolation or self._isolate(settings.model, space.params, settings.local)
         scale = None if scaler is None else LossScale(scaler, space.pieces()[0].device)
         home = self._home_in(settings.home, space)
         runner = LookRunner(method, space, ctx, isolation, settings, scale, home, begun)
@@ -152,11 +152,17 @@ class Step:
             if runner.restored:  # otherwise `recover` has to finish it
                 self._runner = None
 
-    def _isolate(self, model: nn.Module | None, params: list[Tensor]) -> Isolation:
+    def _isolate(self, model: nn.Module | None, params: list[Tensor], local: bool = False) -> Isolation:
         torch.clear_autocast_cache()  # autocast around the whole loop has cached the weights of the previous step
         before = self._isolation
         self._isolation = Isolation(model, params) if before is None else before.for_next_step(model, params)
         if self._isolation is not before:
+            if local and self._isolation.trains_others():
+                warnings.warn(
+                    "local=True: the gradients of parameters that another optimizer trains are those of this rank, not "
+                    "means over ranks: average them, or freeze what is not trained",
+                    stacklevel=2,
+                )
             checks.check_model(model)  # trainers set opt.model, the wrapped model, after the optimizer was made
             recover_before_saving(self, model)
         return self._isolation
@@ -185,14 +191,14 @@ class Step:
                 direction = direction.clone()
             if kept and runner.home is not None:
                 runner.home.forget(kept)
+            if runner.scale is not None:  # before the mean over ranks: all of them must see that one has overflowed
+                runner.scale.restore(direction)
             if settings.local:
                 replicas.average_(direction.tensors, settings.model)
                 used = replicas.used_anywhere(used, settings.model)
                 for name, wish in ctx.wishes.items():
                     ctx.wishes[name] = wish = wish.clone()
                     replicas.average_(wish.tensors if isinstance(wish, Vector) else [wish], settings.model)
-            if runner.scale is not None:
-                runner.scale.restore(direction)
         if not any(used) and not self._warned:
             self._warned = True
             warnings.warn("the loss reaches no parameter of this optimizer: nothing will be trained", stacklevel=2)
