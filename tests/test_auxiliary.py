@@ -192,3 +192,25 @@ def test_numbers_of_numpy_split_a_data_set_too(how_many, count):
     assert numbers(steppe.hold_out(DATA, how_many, seed=1)[1]) == numbers(steppe.hold_out(DATA, count, seed=1)[1])
     with pytest.raises(ValueError, match=r"steppe.hold_out\(data, "):
         list(steppe.with_auxiliary("abc", cast(Any, how_many)))
+
+
+def test_a_part_is_no_loader():
+    """Its examples were taken for batches, and it never took turns."""
+    _, held = steppe.hold_out(TensorDataset(torch.arange(20)), 5)
+    with pytest.raises(ValueError, match="a data set of single examples: pass a loader of it"):
+        next(steppe.auxiliary.held_out_batches(held))
+
+
+def test_a_part_inside_another_data_set_takes_turns():
+    class Wrapped(Dataset):
+        def __init__(self, dataset):
+            self.dataset = dataset
+
+        def __len__(self):
+            return len(self.dataset)
+
+        def __getitem__(self, index):
+            return self.dataset[index]
+
+    _, held = steppe.hold_out(TensorDataset(torch.arange(20)), 5, in_turns=True)
+    assert steppe.auxiliary.part_of(DataLoader(Wrapped(Wrapped(held)), 5)) is held

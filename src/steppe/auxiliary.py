@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
 B = TypeVar("B")
 T = TypeVar("T", covariant=True)
@@ -202,6 +202,10 @@ def held_out_batches(second: Any) -> Iterator[Any]:
     if is_batch(second):
         while True:
             yield second
+    if isinstance(second, Dataset) and not isinstance(second, IterableDataset):
+        raise ValueError(
+            "this is a data set of single examples: pass a loader of it, DataLoader(held, 100, shuffle=True)"
+        )
     part = part_of(second)
     while True:
         empty, turn = True, part and part.turn
@@ -217,7 +221,9 @@ def held_out_batches(second: Any) -> Iterator[Any]:
 def part_of(second: Any) -> Part[Any] | None:
     """The part of a data set that a loader reads, if it is one that `hold_out` made, in turns."""
     part = getattr(second, "dataset", None)
-    return part if isinstance(part, Part) and part.in_turns else None
+    while part is not None and not isinstance(part, Part):  # in another data set, which transforms its examples
+        part = getattr(part, "dataset", None)
+    return part if part is not None and part.in_turns else None
 
 
 def _warn_of_too_few(second: Any) -> None:

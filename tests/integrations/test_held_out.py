@@ -86,7 +86,9 @@ def test_accelerate(name, accumulate):
 
 
 @each
-def test_transformers(name, accumulate, tmp_path):
+@pytest.mark.parametrize("own_loss", [False, True], ids=["model's loss", "own loss"])
+def test_transformers(name, accumulate, own_loss, tmp_path):
+    """A loss of the user's own divides by the items of the step: on held-out batches, it got None for them."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     from steppe.integrations.transformers import SharpnessAwareTrainer
@@ -96,8 +98,12 @@ def test_transformers(name, accumulate, tmp_path):
             super().__init__()
             self.net = seeded(batchnorm_dropout, dtype=torch.float32)
 
-        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-            return {"loss": F.cross_entropy(self.net(x), labels)}
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            logits = self.net(x)
+            return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+    def loss_of(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        return F.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
 
     class Begin(transformers.TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -118,6 +124,7 @@ def test_transformers(name, accumulate, tmp_path):
         auxiliary={"x": HELD[0], "labels": HELD[1]},
         optimizers=(torch.optim.SGD(model.parameters(), lr=0.1), None),
         callbacks=[Begin()],
+        compute_loss_func=loss_of if own_loss else None,
     )
     trainer.train()
     assert_same(model.net, expected_net(name, accumulate))

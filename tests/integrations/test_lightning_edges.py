@@ -60,6 +60,24 @@ def test_batches_without_a_loss_are_left_out(silent: set[int]):
     assert_same(module.net, expected.net)
 
 
+class Pops(Net):
+    """Takes the labels out of its batch, as is usual with models of Hugging Face."""
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> dict[str, Tensor]:
+        return dict(zip("xy", batch, strict=True))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step((batch["x"], batch.pop("y")), batch_idx)
+
+
+def test_a_step_may_take_entries_out_of_its_batch():
+    """In the second look they were missing."""
+    plain, pops = Net(), Pops()
+    for module in (plain, pops):
+        fit(module, SharpnessAwareCallback(METHODS["SAM"]))
+    assert_same(pops.net, plain.net)
+
+
 class Interrupted(Net):
     """Is interrupted in the second look of the second step."""
 

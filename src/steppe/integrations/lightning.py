@@ -6,6 +6,7 @@ trainer = lightning.Trainer(callbacks=[SharpnessAwareCallback(steppe.SAM(rho=0.0
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import types
@@ -74,7 +75,8 @@ class SharpnessAwareCallback(Callback):
 
         def training_step(*arguments: Any) -> Any:
             before = _bookkeeping(pl_module)
-            repeat = functools.partial(self._repeat, trainer, own, arguments, before)
+            kept = tuple(copy.copy(one) if isinstance(one, (dict, list)) else one for one in arguments)
+            repeat = functools.partial(self._repeat, trainer, own, kept, before)
 
             def make_pass(batch: Any) -> Callable[[bool], Any]:
                 batch = strategy.batch_to_device(trainer.precision_plugin.convert_input(batch), dataloader_idx=0)
@@ -152,7 +154,10 @@ class SharpnessAwareCallback(Callback):
         strategy, scaler = trainer.strategy, _scaler(trainer)
         no_sync = getattr(strategy, "block_backward_sync", contextlib.nullcontext)
         with contextlib.nullcontext() if last else no_sync(), _with_attributes(before, trainer.lightning_module):
-            output: Any = training_step(*arguments)
+            # Copies, because a step may remove entries from its batch: `batch.pop("labels")`.
+            output: Any = training_step(
+                *(copy.copy(one) if isinstance(one, (dict, list)) else one for one in arguments)
+            )
             loss = output if output is None or isinstance(output, Tensor) else output["loss"]
             if loss is not None:
                 loss = loss / trainer.accumulate_grad_batches

@@ -57,6 +57,17 @@ class _MicroBatch:
         return prepared
 
 
+def _items_in(trainer: Any, held_out: Any) -> Any:
+    """What a user's own loss divides by on a held-out batch: its items, times the micro-batches of the step.
+
+    Without such a loss it is None: then the Trainer takes the mean over micro-batches.
+    """
+    if getattr(trainer, "compute_loss_func", None) is None:
+        return None
+    count = trainer._get_num_items_in_batch([held_out], trainer.args.device)
+    return None if count is None else count * trainer.current_gradient_accumulation_steps
+
+
 def _bookkeeping(trainer: Any) -> Bookkeeping:
     """What a Trainer has counted so far, in its own attributes and in its state."""
     return Bookkeeping(trainer, trainer.state, leave_out=("train_dataset", "eval_dataset"))
@@ -175,7 +186,7 @@ class SharpnessAwareMixin:
         batch = _MicroBatch(trainer, model, inputs, num_items_in_batch)
 
         def make_pass(held_out: Any) -> Any:
-            return partial(self._repeat, _MicroBatch(trainer, model, held_out, None))
+            return partial(self._repeat, _MicroBatch(trainer, model, held_out, _items_in(trainer, held_out)))
 
         self._replay.begin(optimizer, partial(self._repeat, batch), accelerator.scaler, make_pass)
         if self._replay.away and _trl_defines(trainer, "_prepare_inputs"):

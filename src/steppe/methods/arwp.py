@@ -29,7 +29,7 @@ class ARWP(Method):
     and an F for each entry.
 
     In published code σ grows by a cosine from 0.001 to 0.011: use a schedule. The step's only look is away from w: the
-    reported loss and BatchNorm's statistics are those there. A trainer that runs the first pass itself cannot use it.
+    reported loss and BatchNorm's statistics are those there. In a trainer the logged loss is the one there.
     `MARWP` looks at w too.
 
     Limits: σ = 0 gives the base optimizer.

@@ -29,8 +29,8 @@ class MSAM(Method):
 
     Keep ρ at zero during warm-up (a schedule: ``rho=lambda step, lr: 0.0 if step < 1000 else 0.3``): in the paper
     ViT-S/32 with AdamW falls below AdamW (66.1 against 67.0 %) with ρ on during warm-up, and rises to 69.1 % with ρ
-    off. The step's only look is away from w: the reported loss and BatchNorm's statistics are those there. A trainer
-    that runs the first pass itself cannot use it.
+    off. The step's only look is away from w: the reported loss and BatchNorm's statistics are those there, and so is
+    the loss that a trainer logs.
 
     Limits: ρ = 0 gives the base optimizer.
 

@@ -32,8 +32,7 @@ class SAMPa(Method):
     A captured step (`steppe.capture`) runs the two looks side by side on one GPU, as branches of one CUDA graph. Other
     steps run them one after another, with the same result.
 
-    The first look is not at w: BatchNorm's statistics are those at w', and a trainer that runs the first pass itself
-    cannot use the method.
+    The first look is not at w: BatchNorm's statistics are those at w', and so is the loss that a trainer logs.
 
     Args:
         rho (distance, ≥ 0): The radius: how far along the stored gradient the second one is taken.
