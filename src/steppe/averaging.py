@@ -34,7 +34,8 @@ class Averaging:
 
     It costs one copy of the weights and one pass over them per step; no gradient, no look. With captured steps, call
     `update` after the replay: the weights keep their addresses. Nothing synchronises with the device, which
-    `torch.optim.swa_utils.AveragedModel` does in every update; the numbers are the same.
+    `torch.optim.swa_utils.AveragedModel` does in every update. The numbers are the same for SWA, and for EMA without
+    the smaller β of the first updates, which `AveragedModel` does not have.
 
     BatchNorm layers of the averaged model need statistics of their own: call `estimate_batch_norm` before you use it.
 

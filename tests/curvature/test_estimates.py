@@ -161,3 +161,34 @@ def test_random_signs_are_signs_and_the_same_in_any_portions():
     off = products[~torch.eye(40, dtype=torch.bool)]
     assert float(off.abs().max()) < 5 and 0.9 < float(off.std()) < 1.1
     assert abs(float(whole.mean())) < 4 / math.sqrt(40 * 1001)
+
+
+class Counted:
+    """A matrix that counts its products."""
+
+    def __init__(self, matrix: Tensor):
+        self.matrix, self.shape, self.dtype, self.device = matrix, matrix.shape, matrix.dtype, matrix.device
+        self.products = 0
+
+    def __matmul__(self, block: Tensor) -> Tensor:
+        self.products += block.shape[1]
+        return self.matrix @ block
+
+
+@pytest.mark.parametrize("limit", [168, 200, 300])
+@pytest.mark.parametrize("measure", [trace, frobenius_squared])
+def test_the_limit_of_products_holds_while_a_basis_grows(limit, measure):
+    outliers = torch.cat([torch.logspace(3, 0, 60), torch.zeros(340)]).double()
+    for values in (torch.linspace(-1, 1, 400, dtype=torch.float64), outliers):
+        A = Counted(symmetric(values))
+        found = measure(A, rtol=1e-5, max_matvecs=limit)
+        assert A.products == found.matvecs <= limit
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-8, 1e25])
+@pytest.mark.parametrize("method", ["krylov", "hutchinson"])
+def test_estimates_scale_with_the_matrix_in_float32(scale, method):
+    A = symmetric(torch.linspace(0.5, 3, 60, dtype=torch.float64)).float()
+    for measure, power in ((trace, 1), (frobenius_squared, 2)):
+        one, scaled = measure(A, method=method), measure(A * scale, method=method)
+        assert scaled.value == pytest.approx(scale**power * one.value, rel=1e-5)

@@ -320,3 +320,18 @@ def test_transformed_is_what_perturbed_gradient_descent_sees():
     values, vectors = torch.linalg.eigh(H)
     assert torch.allclose(H @ perturbed, vectors @ (transformed(values, gamma) * (vectors.T @ w)))
     assert torch.equal(transformed(values, gamma[:0]), values)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-8])
+def test_flatness_scales_with_the_loss_in_float32(scale):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    data = torch.randn(20, 3), torch.randn(20, 1)
+    one = Objective(model, F.mse_loss, data)
+    scaled = Objective(model, lambda a, b: F.mse_loss(a, b) * scale, data)
+    a, b = surrogate_gap(one, 0.05), surrogate_gap(scaled, 0.05)
+    assert b.gap == pytest.approx(scale * a.gap, rel=1e-4)
+    assert b.gradient_norm == pytest.approx(scale * a.gradient_norm, rel=1e-5)
+    assert b.cosine == pytest.approx(a.cosine, rel=1e-5)
+    for measure in (zeroth_order, first_order):
+        assert measure(scaled, 0.05).value == pytest.approx(scale * measure(one, 0.05).value, rel=1e-4)

@@ -266,3 +266,30 @@ def test_all_measures_share_one_run(all_problems):
     assert abs(whole.value - float(A.trace())) <= 4 * whole.standard_error
     assert torch.allclose(top.values, torch.linalg.eigvalsh(A).flip(0)[:5], rtol=1e-3)
     assert found.matvecs == 64
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-8, 1e25])
+def test_eigenvalues_scale_with_the_matrix_in_float32(scale):
+    A = symmetric(torch.linspace(-2, 3, 60, dtype=torch.float64)).float()
+    found = eigenvalues(A * scale, 3)
+    assert torch.allclose(found.values / scale, torch.linalg.eigvalsh(A.double()).flip(0)[:3], rtol=1e-3)
+    assert bool((found.residuals > 0).all())
+
+
+def test_blocks_keep_to_the_limit_of_products():
+    A = symmetric(torch.linspace(-1, 1, 400, dtype=torch.float64))
+    assert eigenvalues(A, 20, max_matvecs=25, block=8).matvecs == 24
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float64, 2e-7), (torch.float32, 1e-4)])
+def test_the_error_of_central_differences_is_in_the_bars(dtype, least):
+    torch.manual_seed(0)
+    x, y = digits(20, side=4)
+    model = mlp(4).double()
+    truth = torch.linalg.eigvalsh(Hessian(model, F.cross_entropy, (x.double(), y)).dense()).flip(0)[:2]
+    H = Hessian(model.to(dtype), F.cross_entropy, (x.to(dtype), y), way="difference")
+    found = eigenvalues(H, 2, rtol=1e-9, max_matvecs=200)
+    for bars in (found.residuals, found.errors):
+        assert bool((bars >= 0.99 * least * truth[0]).all())
+        assert bool(((found.values - truth).abs() <= bars).all())
+    assert not bool(found.converged.any()) and found.matvecs < 200  # it stops when only this error is left

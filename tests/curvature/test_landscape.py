@@ -39,6 +39,18 @@ def test_filters_have_the_norms_of_the_weights_filters(objective):
     assert 0.3 < float((entries[entries != 0] < 0).double().mean()) < 0.7  # both signs
 
 
+@pytest.mark.parametrize("normalise", ["filter", "layer"])
+@pytest.mark.parametrize("norm", [nn.LayerNorm([2, 2]), nn.RMSNorm([2, 2])], ids=["layer", "rms"])
+def test_normalisation_layers_are_not_moved_where_they_hold_matrices(normalise, norm):
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), norm, nn.Flatten()).double()
+    objective = Objective(model, F.cross_entropy, (torch.rand(5, 1, 4, 4).double(), torch.zeros(5, dtype=torch.long)))
+    first = random_direction(objective, normalise=normalise)
+    second = random_direction(objective, normalise=normalise, orthogonal_to=first, seed=1)
+    for direction in (first, second):
+        moved = [name for name, t in zip(objective.names, direction.tensors, strict=True) if torch.count_nonzero(t)]
+        assert moved == ["0.weight"]
+
+
 @pytest.mark.parametrize("normalise", ["filter", "layer", "model", "none"])
 def test_second_directions_are_orthogonal(objective, normalise):
     first = random_direction(objective, normalise=normalise)

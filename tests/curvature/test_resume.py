@@ -194,3 +194,19 @@ def test_a_killed_process_resumes_to_the_same_bits(tmp_path):
     end = run(str(tmp_path / "trace.pt"), 10**9)
     _, resumed, unbroken = end.stdout.split("RESULT")
     assert resumed.split() == unbroken.split()
+
+
+def test_a_checkpoint_of_other_data_is_refused_even_if_the_loss_is_the_same(tmp_path):
+    net, (x, y) = _without_last_layer(0), digits(20, side=4)
+    trace(Hessian(net, F.cross_entropy, (x, y)), rtol=0.1, checkpoint=tmp_path / "trace.pt")
+    with pytest.raises(ValueError, match="another measurement"):
+        trace(Hessian(net, F.cross_entropy, (5 * x, y)), rtol=0.1, checkpoint=tmp_path / "trace.pt")
+
+
+def test_a_checkpoint_of_a_run_with_another_start_is_refused(tmp_path):
+    A, start = torch.diag(torch.arange(1.0, 41)).double(), torch.ones(40, 1, dtype=torch.float64)
+    Krylov(A, start=start, checkpoint=tmp_path / "run.pt").extend(3)
+    assert Krylov(A, start=start, checkpoint=tmp_path / "run.pt").dimension == 3
+    for other in (2 * start.cumsum(0), None):
+        with pytest.raises(ValueError, match="another measurement"):
+            Krylov(A, start=other, checkpoint=tmp_path / "run.pt")

@@ -129,3 +129,11 @@ def test_a_weight_of_the_users_own_loss_is_no_class_weight():
     net, (x, y) = nn.Linear(3, 3, dtype=torch.float64), tiny()
     found = Objective(net, Halved(), (x, y)).loss()
     torch.testing.assert_close(found, 0.5 * F.cross_entropy(net(x), y).detach())
+
+
+def test_regression_targets_of_minus_100_are_targets():
+    torch.manual_seed(0)
+    net, x = nn.Linear(3, 1, dtype=torch.float64), tiny()[0]
+    y = torch.tensor([-100, 5, -100, 2, 1, 7, -100]).reshape(-1, 1)
+    found = Objective(net, F.l1_loss, [(x[:2], y[:2]), (x[2:], y[2:])]).loss()
+    torch.testing.assert_close(found, F.l1_loss(net(x), y).detach(), rtol=1e-12, atol=0)

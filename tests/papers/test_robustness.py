@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from steppe.lab.data import load
+from steppe.lab.data.dataset import Split
 from steppe.lab.recipe.recipe import Recipe
 from steppe.lab.training.run import Run
 from steppe.papers.robustness import (
@@ -49,6 +51,18 @@ def test_weights_are_rounded_in_between_only_and_biases_never():
     assert all(torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True))
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm([2, 2]), nn.RMSNorm([2, 2])], ids=["layer", "rms"])
+def test_normalisation_layers_are_not_rounded_where_they_hold_matrices(norm):
+    net = nn.Sequential(nn.Conv2d(1, 2, 2), norm)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.rand(p.shape) + 0.5)
+    before = [p.detach().clone() for p in net.parameters()]
+    with rounded(net, 2):
+        same = [torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True)]
+    assert same == [False] + [True] * (len(before) - 1)
+
+
 def test_calibration_error_by_hand():
     """In ten bins: .95 (right) and .91 (wrong) share one, |1 − 1.86|/4; .74 (right) and .72 (wrong), |1 − 1.46|/4."""
     confidences = torch.tensor([0.95, 0.91, 0.74, 0.72], dtype=torch.float64)
@@ -75,6 +89,23 @@ def test_corrupted_digits_stay_grey_images():
     noise = changed(data, "gaussian-noise", 5, 20) - clean
     inside = (clean > 0.35) & (clean < 0.65)  # where nothing is cut off; σ is 0.1
     assert float(noise[inside].std()) == pytest.approx(0.1, abs=4 * 0.1 / math.sqrt(2 * int(inside.sum())))
+
+
+def grey(images: Tensor, peak: int = 255) -> Any:
+    return SimpleNamespace(test=Split(images, torch.zeros(len(images), dtype=torch.long)), peak=peak)
+
+
+def test_images_at_the_address_of_others_are_corrupted_themselves():
+    """Without the cache keeping the images, the allocator gives their address to the next ones of the same size."""
+    for value in range(40, 240, 20):
+        made = changed(grey(torch.full((100, 3, 16, 16), value, dtype=torch.uint8)), "gaussian-noise", 1, 100)
+        assert float(made.mean()) == pytest.approx(value / 255, abs=0.01)
+
+
+def test_the_range_of_the_values_decides_what_is_corrupted():
+    images = torch.full((20, 3, 8, 8), 10, dtype=torch.uint8)
+    dark, bright = (changed(grey(images, peak), "gaussian-noise", 1, 20) for peak in (255, 16))
+    assert float(dark.mean()) < 0.1 and float(bright.mean()) == pytest.approx(10 / 16, abs=0.01)
 
 
 def test_a_run_is_measured_at_its_end():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Data:
@@ -71,13 +72,30 @@ class Data:
             self._kept = kept
 
 
-def count(target: Any, ignored: int, class_weights: Tensor | None) -> float | Tensor:
+def ignored_target(loss_fn: Any) -> int | None:
+    """The target that a loss leaves out of its mean, or None. A loss that is not torch's may be a cross-entropy: −100.
+
+    >>> F = nn.functional
+    >>> ignored_target(functools.partial(F.cross_entropy, ignore_index=0)), ignored_target(F.l1_loss)
+    (0, None)
+    """
+    while isinstance(loss_fn, functools.partial):
+        if "ignore_index" in loss_fn.keywords:
+            return loss_fn.keywords["ignore_index"]
+        loss_fn = loss_fn.func
+    named = type(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
+    of_torch = getattr(named, "__module__", "") in ("torch.nn.functional", "torch.nn.modules.loss")
+    indexed = getattr(named, "__name__", "") in ("cross_entropy", "nll_loss")
+    return getattr(loss_fn, "ignore_index", None if of_torch and not indexed else -100)
+
+
+def count(target: Any, ignored: int | None, class_weights: Tensor | None) -> float | Tensor:
     """How many targets a mean loss is a mean of, without ignored ones; with class weights, the sum of the weights."""
     if not isinstance(target, Tensor):
         return length(target)
     if target.is_floating_point() or target.dtype == torch.bool or target.is_complex():
         return target.numel()
-    kept = target[target != ignored]
+    kept = target.flatten() if ignored is None else target[target != ignored]
     return kept.numel() if class_weights is None else class_weights.to(kept.device)[kept].sum()
 
 
@@ -102,9 +120,13 @@ def _mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def length(batch: Any) -> int:
-    """How many samples are in a batch."""
-    for tensor in _tensors(batch):
-        return tensor.shape[0] if tensor.dim() else 1
+    """How many samples are in a batch: the rows of its first tensor that has any, as a step number may come before."""
+    tensors = list(_tensors(batch))
+    for tensor in tensors:
+        if tensor.dim():
+            return tensor.shape[0]
+    if tensors:
+        return 1
     raise TypeError(f"cannot tell how many samples are in a {type(batch).__name__}: pass weight=lambda batch: ...")
 
 

@@ -60,18 +60,21 @@ class Checkpoint:
 def fingerprint(operator: Any) -> str | None:
     """A text that differs for other weights, data and matrices. None for an operator that only offers products."""
     kind, objective = type(operator).__name__, getattr(operator, "objective", None)
-    if objective is not None:  # loss: the digits on which all machines agree
+    if objective is not None:  # loss and gradient: the digits on which all machines agree
         names = hashlib.sha256(", ".join(objective.names).encode()).hexdigest()[:8]
-        weights = _digest(objective.flat(objective.weights()))
-        return f"{kind} of {names}, weights {weights}, loss {float(objective.loss()):.5g}"
+        weights = digest(objective.flat(objective.weights()))
+        loss, gradient = objective.gradient()  # with a last layer of zeros, the loss is the same for all data
+        slope = torch.linalg.vector_norm(objective.flat(gradient), dtype=torch.float64)
+        return f"{kind} of {names}, weights {weights}, loss {float(loss):.5g}, gradient {float(slope):.3g}"
     if isinstance(operator, Tensor):
-        return f"{kind} {_digest(operator)}"
+        return f"{kind} {digest(operator)}"
     if isinstance(scale := getattr(operator, "scale", None), Tensor):
-        return f"{kind} by {_digest(scale)} of {fingerprint(operator.operator)}"
+        return f"{kind} by {digest(scale)} of {fingerprint(operator.operator)}"
     return None
 
 
-def _digest(tensor: Tensor) -> str:
+def digest(tensor: Tensor) -> str:
+    """A short hash of a tensor's entries."""
     tensor = tensor.detach().cpu().contiguous()
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     return hashlib.sha256(memory).hexdigest()[:8]

@@ -61,7 +61,12 @@ class Spectrum:
     how: str = ""  # how products were computed
 
     def total(self, function: Callable[[Tensor], Tensor]) -> Estimate:
-        """Σ f(λ) over all eigenvalues: the trace of f(A)."""
+        """Σ f(λ) over all eigenvalues: the trace of f(A).
+
+        The error is that of the random probes. It leaves out the error of the quadrature, which is small only if f
+        changes little over the distance between neighbouring nodes, or is a polynomial of low degree. For steps,
+        logarithms and narrow peaks inside the spectrum it may be larger; `log_det` includes it.
+        """
         values = function(self.nodes)
         samples = self.weights @ values
         cost = {"matvecs": self.matvecs, "seconds": self.seconds, "seed": self.seed, "method": "quadrature"}

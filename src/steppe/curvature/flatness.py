@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ..methods.gam import transformation
-from ..vector import TINY, Vector, unit
+from ..vector import Vector
 from .eigen import eigenvalues
 from .objective import Objective
 from .operator import Hessian, Scaled, Way
@@ -72,13 +72,12 @@ def surrogate_gap(objective: Objective, rho: float, *, adaptive: bool = False, e
     _check_rho(rho)
     scale = _scale(objective, adaptive, eta)
     loss, gradient = objective.gradient()
-    climb = _scaled(unit(_scaled(gradient, scale)), scale)
+    climb = _scaled(_unit(_scaled(gradient, scale))[0], scale)
     there, gradient_there = objective.gradient(rho * climb)
-    cosine = unit(gradient) @ unit(gradient_there)
+    towards, norm = _unit(gradient)
+    cosine = towards @ _unit(gradient_there)[0]
     gap = float(there - loss)
-    return SurrogateGap(
-        gap, 2 * gap / rho**2, float(cosine), float(loss), float(there), float(gradient.norm()), rho, adaptive
-    )
+    return SurrogateGap(gap, 2 * gap / rho**2, float(cosine), float(loss), float(there), norm, rho, adaptive)
 
 
 def zeroth_order(
@@ -113,9 +112,8 @@ def first_order(
     def climb(offset: Vector) -> tuple[float, Vector]:
         there = objective.at(offset)
         way: Way = "fresh" if here.way == "auto" else here.way  # the search for starts has found one that works
-        gradient = _scaled(there.gradient()[1], scale)
-        norm = gradient.norm()
-        return rho * float(norm), rho * (Hessian(there, way=way) @ _scaled(gradient, scale)) / (norm + TINY)
+        direction, norm = _unit(_scaled(there.gradient()[1], scale))
+        return rho * norm, rho * (Hessian(there, way=way) @ _scaled(direction, scale))
 
     return _maximise(here, rho, scale, climb, cost=3, power=lambda value: value / rho**2, **options)
 
@@ -161,7 +159,7 @@ def _starts(
     top = eigenvalues(stretched, rtol=1e-2, max_matvecs=40, seed=seed, progress=False)
     operator.forget()  # no more products at these weights
     vector = rho * objective.vector(top.vectors[:, 0])
-    uphill = rho * unit(_scaled(objective.gradient()[1], scale))
+    uphill = rho * _unit(_scaled(objective.gradient()[1], scale))[0]
     starts = {"gradient": uphill, "top eigenvector": vector, "top eigenvector, other way": -vector}
     generator = torch.Generator().manual_seed(seed)
     for index in range(restarts):
@@ -180,7 +178,7 @@ def _ascend(
     value, slope = climb(_scaled(at, scale))
     evaluations = 1
     for _ in range(steps):
-        towards = rho * unit(_scaled(slope, scale)) - at
+        towards = rho * _unit(_scaled(slope, scale))[0] - at
         share, gained = 1.0, 0.0
         while share > 1e-3 and not gained:
             candidate = at + share * towards
@@ -206,9 +204,22 @@ def _scaled(vector: Vector, scale: Vector | None) -> Vector:
     return vector if scale is None else vector * scale
 
 
+def _unit(vector: Vector) -> tuple[Vector, float]:
+    """v/‖v‖ and ‖v‖, for any scale; the zero vector stays zero.
+
+    `steppe.vector.unit` adds a constant to the norm, which training needs and which shortens small vectors.
+    """
+    largest = max((float(t.abs().max()) for t in vector.tensors if t.numel()), default=0.0)
+    if largest == 0:
+        return vector, 0.0
+    scaled = vector.map(lambda t: t / largest)  # else the squares of small entries would be zero
+    norm = scaled.norm()
+    return scaled / norm, largest * float(norm)
+
+
 def _random_unit(objective: Objective, generator: torch.Generator) -> Vector:
     (flat,) = gaussian(1, objective.size, generator)
-    return unit(objective.vector(flat.to(objective.device, objective.dtype)))
+    return _unit(objective.vector(flat.to(objective.device, objective.dtype)))[0]
 
 
 def _check_rho(rho: float) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from .checkpoints import Checkpoint, fingerprint
+from .checkpoints import Checkpoint, digest, fingerprint
 from .random_rows import signs
 
 Which: TypeAlias = Literal["top", "bottom", "magnitude"]
@@ -53,7 +53,7 @@ class Ritz(NamedTuple):
     """Approximate eigenpairs, the largest first."""
 
     values: Tensor
-    residuals: Tensor  # ‖Au − θu‖: there is an eigenvalue within this distance
+    residuals: Tensor  # ‖Au − θu‖, and the error of the products: there is an eigenvalue within this distance
     gap_bounds: Tensor  # 2·residual²/gap if the gap to the other Ritz values is clear, else the residual
     coordinates: Tensor  # of the Ritz vectors in the basis: column j belongs to value j
 
@@ -96,6 +96,8 @@ class Krylov:
         self._generator = torch.Generator().manual_seed(seed)
         self.matvecs, self.seconds, self.restarts = 0, 0.0, 0
         self._wanted: tuple[Which, int] = ("magnitude", 0)  # what a restart must keep
+        # Here, because a loaded state replaces the start.
+        self._given_start = None if start is None or checkpoint is None else digest(start)
         if start is None:
             start = signs(self.block, self.size, self._generator, self).T
         if start.shape[0] != self.size:
@@ -123,6 +125,11 @@ class Krylov:
     def device(self) -> torch.device:
         """The device of the basis."""
         return self.operator.device
+
+    @property
+    def accuracy(self) -> float:
+        """The relative error of the operator's products. It may change with the first product, which finds a way."""
+        return accuracy_of(self.operator)
 
     @property
     def basis(self) -> Tensor:
@@ -181,12 +188,16 @@ class Krylov:
         q = self._next
         product = (self.operator @ q.T).T.contiguous()
         self.matvecs += len(q)
-        scale = float(product.norm(dim=1).max())
-        if not math.isfinite(scale):
+        largest = float(product.abs().max())
+        if not math.isfinite(largest):
             raise ValueError("the operator returned a product that is not finite")
+        # By a power of two, which rounds nothing: squares of very small or large entries are not representable.
+        size = _power_of_two(largest)
+        product /= size
+        scale = float(product.norm(dim=1).max())
         self._append(q)
         # All coefficients, not only those of the last two blocks: this is also correct right after a restart.
-        coefficients = self._orthogonalise(product).double().cpu()
+        coefficients = self._orthogonalise(product).double().cpu() * size
         old, new = self._used - len(q), self._used
         grown = torch.zeros(new, new, dtype=torch.float64)
         grown[:old, :old] = self.projection
@@ -204,7 +215,7 @@ class Krylov:
             q_again, r_again = torch.linalg.qr(self._next.T)
             self._next = (q_again * r_again.diagonal().sign()).T.contiguous()  # signs as in the coefficients
         self.coupling = torch.zeros(len(self._next), new, dtype=torch.float64)
-        self.coupling[:, old:] = triangle.double().cpu()
+        self.coupling[:, old:] = triangle.double().cpu() * size
         self.seconds += time.monotonic() - begun
         if self.autosave:
             self.save_if_due()
@@ -238,7 +249,7 @@ class Krylov:
         """Ritz values, with bounds on their distance from an eigenvalue."""
         values, vectors = torch.linalg.eigh(self.projection)
         values, vectors = values.flip(0), vectors.flip(1)
-        rounding = torch.finfo(self.dtype).eps * values.abs().max()
+        rounding = self.accuracy * values.abs().max()
         residuals = torch.linalg.vector_norm(self.coupling @ vectors, dim=0) + rounding
         gap = nearest_gaps(values, residuals)
         # The factor 2: the gap is an estimate, because the nearest eigenvalue may not have been found.
@@ -309,7 +320,13 @@ class Krylov:
 
     def _identity(self) -> dict[str, Any]:
         limits = {"block": self.block, "max_basis": self.max_basis}
-        return {"size": self.size, "seed": self.seed, "operator": fingerprint(self.operator), **limits}
+        return {
+            "size": self.size,
+            "seed": self.seed,
+            "operator": fingerprint(self.operator),
+            **limits,
+            "start": self._given_start,
+        }
 
     def save(self) -> None:
         """Save the run to its checkpoint, if it has one."""
@@ -318,6 +335,21 @@ class Krylov:
     def save_if_due(self) -> None:
         """Save the run if the last save was about a minute ago."""
         self._checkpoint.save(self.state_dict)
+
+
+def accuracy_of(operator: Any) -> float:
+    """The relative error of an operator's products, as far as it says how it computes them."""
+    while not hasattr(operator, "way") and hasattr(operator, "operator"):
+        operator = operator.operator  # a scaled one
+    eps = torch.finfo(operator.dtype).eps
+    if getattr(operator, "way", None) == "difference":
+        return 1e-4 if operator.dtype == torch.float32 else 2e-7
+    return 20 * eps if hasattr(operator, "way") else eps
+
+
+def _power_of_two(number: float) -> float:
+    """A power of two near a number, representable in float32 with its inverse; 1 for zero."""
+    return 2.0 ** min(max(math.frexp(number)[1], -120), 120) if number else 1.0
 
 
 def _orthonormal(rows: Tensor, scale: float) -> tuple[Tensor, Tensor]:

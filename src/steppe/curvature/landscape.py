@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ..vector import Vector
 from .objective import Objective
+from .parameters import normalisation
 from .progress import Progress
 
 Normalise: TypeAlias = Literal["filter", "layer", "model", "none"]
@@ -56,20 +57,21 @@ def random_direction(
 ) -> Vector:
     """A Gaussian direction.
 
-    With ``"filter"`` and ``"layer"`` normalisation, parameters of one dimension (biases, normalisation layers) are not
-    moved: a small step in them would dominate the loss. The direction is made orthogonal inside each filter, so that
-    normalisation preserves orthogonality. A filter of one weight has no second direction and is not moved. If nothing
-    remains, the direction is made orthogonal inside each layer, or at last over the whole model. If nothing has a norm
-    to normalise to (only biases are measured, or all weights are zero), there is no direction, and this is an error.
+    With ``"filter"`` and ``"layer"`` normalisation, parameters of one dimension (biases) and normalisation layers are
+    not moved: a small step in them would dominate the loss. The direction is made orthogonal inside each filter, so
+    that normalisation preserves orthogonality. A filter of one weight has no second direction and is not moved. If
+    nothing remains, the direction is made orthogonal inside each layer, or at last over the whole model. If nothing has
+    a norm to normalise to (only such parameters are measured, or all weights are zero), there is no direction, and this
+    is an error.
     """
     if normalise not in ("filter", "layer", "model", "none"):
         raise ValueError(f'normalise must be "filter", "layer", "model" or "none", not {normalise!r}')
     generator = torch.Generator().manual_seed(seed)
     others = [None] * len(objective.names) if orthogonal_to is None else orthogonal_to.tensors
-    pieces = []
-    for weight, other in zip(objective.weights(), others, strict=True):
+    pieces, fixed = [], normalisation(objective.model)
+    for name, weight, other in zip(objective.names, objective.weights(), others, strict=True):
         piece = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight)
-        if normalise in ("filter", "layer") and weight.dim() < 2:
+        if normalise in ("filter", "layer") and (weight.dim() < 2 or name in fixed):
             pieces.append(torch.zeros_like(weight))
             continue
         rows = _rows(piece, normalise)
@@ -91,8 +93,8 @@ def random_direction(
         direction = direction * (objective.weights_vector().norm() / direction.norm())
     if not float(direction.norm()):
         raise ValueError(
-            f"{normalise} normalisation leaves no direction: only biases and zero weights are measured; "
-            'use normalise="none", or an eigenvector'
+            f"{normalise} normalisation leaves no direction: only biases, normalisation layers and zero weights are "
+            'measured; use normalise="none", or an eigenvector'
         )
     return direction
 

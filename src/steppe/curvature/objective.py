@@ -32,7 +32,7 @@ from ..engine.isolation import Snapshot
 from ..support.devices import default_generator
 from ..support.wrappers import unwrapped
 from ..vector import Space, Vector
-from .batches import Data, count, length
+from .batches import Data, count, ignored_target, length
 from .parameters import Selection, require_measurable, select
 from .substitution import substituted
 from .weighted_sums import WeightedSums
@@ -264,7 +264,7 @@ class Objective:
             weights = None  # this loss weights the classes, but divides by the number of samples
         if not isinstance(weights, Tensor) or weights.dim() != 1:
             weights = None  # an attribute of the user's own loss, not a weight for each class
-        return count(targets, _setting(self.loss_fn, "ignore_index", -100), weights)
+        return count(targets, ignored_target(self.loss_fn), weights)
 
     # Isolation
 

@@ -58,7 +58,8 @@ def trace(
 
     `operator` may be a `Krylov` run: its basis is used, and extended while that saves products. With a `checkpoint` the
     samples are saved about once a minute, and the same call resumes from them. The basis is saved to a second file
-    beside it, or to the run's own checkpoint.
+    beside it, or to the run's own checkpoint. `max_matvecs` is never exceeded; the least is 168, because an error bar
+    from fewer probes would be meaningless.
     """
     if method not in ("krylov", "hutchinson", "hutch++", "xtrace"):
         raise ValueError(f'method must be "krylov", "hutchinson", "hutch++" or "xtrace", not {method!r}')
@@ -100,7 +101,8 @@ def _trace_samples(probes: Tensor, products: Tensor) -> Tensor:
 
 
 def _frobenius_samples(probes: Tensor, products: Tensor) -> Tensor:
-    return products.square().sum(1, dtype=torch.float64).cpu()
+    # In float64 from the start: the squares of small float32 numbers are zero.
+    return torch.linalg.vector_norm(products, dim=1, dtype=torch.float64).square().cpu()
 
 
 class _Request(NamedTuple):
@@ -184,13 +186,15 @@ class _Probing:
             run.save()
         self.matvecs = _PILOT + now["matvecs"]
         if now["complete"]:
-            rounding = torch.finfo(run.dtype).eps * float(run.projection.norm()) * self.size**0.5
+            rounding = run.accuracy * float(run.projection.norm()) * self.size**0.5
             return Estimate.exact(now["exact"], rounding, **self.cost())
         return self.finish(run.basis[: now["dimension"]], now["exact"], first=now["probes"])
 
     def grow(self, run: Krylov, now: dict[str, Any], pilot: Tensor) -> None:
         """Extend the basis while this saves more probes than it costs products."""
         most = min(self.request.max_basis, self.size, run.max_basis)
+        # The estimate needs its least number of probes; the last block may be wider than what is left of a chunk.
+        affordable = self.max_matvecs - self.least - max(run.block, len(run.next_block)) + 1
         products = self.multiply(pilot)
         values = self.residual_samples(run, pilot, products)
         run.autosave = False  # save only between two decisions, so that a resumed run decides the same
@@ -200,7 +204,7 @@ class _Probing:
                     chunk = min(max(8, run.dimension // 8), most - run.dimension)
                     before = self.probes_needed(values, values)
                     spent = _PILOT + run.matvecs - now["spent"]
-                    if chunk <= 0 or run.full or before < _LEAST / 4 or spent + chunk > self.max_matvecs:
+                    if chunk <= 0 or run.full or before < _LEAST / 4 or spent + chunk > affordable:
                         break
                     goal = run.dimension + chunk
                     while run.dimension < goal and not run.full:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..curvature.parameters import normalisation
 from ..lab.data import CORRUPTIONS, corrupt, prepare
 from ..lab.data.dataset import DataSet, Split
 from ..lab.training.final_curvature import Measuring
@@ -26,7 +27,8 @@ def rounded(net: nn.Module, bits: int = BITS) -> Iterator[None]:
     Matrices and kernels are rounded with one scale per output: the largest weight is 2^(bits − 1) − 1 steps. Biases and
     normalisation layers are not rounded.
     """
-    weights = [p for p in net.parameters() if p.dim() >= 2]
+    fixed = normalisation(net)
+    weights = [p for name, p in net.named_parameters() if p.dim() >= 2 and name not in fixed]
     before = [p.detach().clone() for p in weights]
     try:
         with torch.no_grad():
@@ -108,19 +110,20 @@ def kinds_for(data: DataSet) -> tuple[tuple[str, ...], int]:
     return (tuple(CORRUPTIONS), 3) if min(data.input_shape[-2:]) >= 32 else (POINTWISE, 5)
 
 
-_CHANGED: dict[tuple[Any, ...], Tensor] = {}  # a cache that all runs of a process share
+# A cache that all runs of a process share. It keeps the images too: while they live, nothing else has their address.
+_CHANGED: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
 
 def changed(data: DataSet, kind: str, severity: int, count: int) -> Tensor:
     """The first test images with a corruption, in [0, 1]. Grey images are corrupted as three equal channels."""
     assert isinstance(data.test, Split)
     images = data.test.inputs[:count]
-    key = (images.data_ptr(), tuple(images.shape), kind, severity)
+    key = (images.data_ptr(), images.device, images.shape, images.stride(), data.peak, kind, severity)
     if key not in _CHANGED:
         if len(_CHANGED) > 2 * len(CORRUPTIONS):
             _CHANGED.clear()
         grey = images.shape[1] == 1
         wide = (images.float() * (255 / data.peak)).round().to(torch.uint8)
         made = corrupt(wide.expand(-1, 3, -1, -1).contiguous() if grey else wide, kind, severity)
-        _CHANGED[key] = (made[:, :1] if grey else made).float() / 255
-    return _CHANGED[key]
+        _CHANGED[key] = images, (made[:, :1] if grey else made).float() / 255
+    return _CHANGED[key][1]

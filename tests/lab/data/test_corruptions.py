@@ -107,7 +107,7 @@ def test_motion_of_a_point_is_half_a_gaussian_in_its_direction():
     torch.testing.assert_close(out.sum((1, 2, 3)), torch.ones(2, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.01, 1.26, 1.75, 2.25])
+@pytest.mark.parametrize("factor", [1.0, 1.01, 1.25, 1.2500000000000002, 1.26, 1.75, 2.25])
 def test_zoom_is_scipys_of_the_middle(factor):
     x = images("cifar10", 3).double()
     inner = math.ceil(32 / factor)
@@ -117,6 +117,17 @@ def test_zoom_is_scipys_of_the_middle(factor):
     trim = (larger.shape[-1] - 32) // 2
     expected = torch.from_numpy(larger)[..., trim : trim + 32, trim : trim + 32]
     torch.testing.assert_close(zoomed(x, factor), expected)
+
+
+@pytest.mark.parametrize(("severity", "count"), [(1, 7), (2, 12), (3, 16), (4, 21), (5, 26)])
+def test_zoom_blur_is_the_mean_over_as_many_zooms_as_published(severity, count):
+    """The published code takes numpy.arange(1, 1.06, 0.01) and so on, whose ends are included or not by rounding."""
+    x = images("cifar10", 4)
+    values = x.float() / 255
+    zooms = [zoomed(values, float(factor)) for factor in 1 + np.arange(count) * (1.01 - 1)]
+    expected = (torch.stack([values, *zooms]).mean(0) * 255).round()
+    found = corrupt(x, "zoom-blur", severity).float()
+    assert (found != expected).float().mean() < 0.01  # the order of a sum decides halves
 
 
 def test_glass_only_moves_pixels_and_not_far():

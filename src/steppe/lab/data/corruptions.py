@@ -128,8 +128,9 @@ def _motion_blur(x: Tensor, s: int, draws: Draws) -> Tensor:
 
 
 def _zoom_blur(x: Tensor, s: int, draws: Draws) -> Tensor:
-    count = (7, 12, 17, 22, 27)[s]  # zooms of 1, 1.01, ... up to 1.06, 1.11, 1.16, 1.21, 1.26
-    return (x + sum(zoomed(x, 1 + i / 100) for i in range(count))) / (count + 1)
+    # 7, 12, 16, 21 or 26 zooms: rounding decides whether the end is one of them, as in the published images
+    zooms = np.arange(1, (1.06, 1.11, 1.16, 1.21, 1.26)[s], 0.01).tolist()
+    return (x + sum(zoomed(x, zoom) for zoom in zooms)) / (len(zooms) + 1)
 
 
 def _fog(x: Tensor, s: int, draws: Draws) -> Tensor:
