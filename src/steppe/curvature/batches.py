@@ -79,14 +79,27 @@ def ignored_target(loss_fn: Any) -> int | None:
     >>> ignored_target(functools.partial(F.cross_entropy, ignore_index=0)), ignored_target(F.l1_loss)
     (0, None)
     """
-    while isinstance(loss_fn, functools.partial):
-        if "ignore_index" in loss_fn.keywords:
-            return loss_fn.keywords["ignore_index"]
-        loss_fn = loss_fn.func
-    named = type(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
+    inner = without_partials(loss_fn)
+    named = type(inner) if isinstance(inner, nn.Module) else inner
     of_torch = getattr(named, "__module__", "") in ("torch.nn.functional", "torch.nn.modules.loss")
     indexed = getattr(named, "__name__", "") in ("cross_entropy", "nll_loss")
-    return getattr(loss_fn, "ignore_index", None if of_torch and not indexed else -100)
+    return setting(loss_fn, "ignore_index", None if of_torch and not indexed else -100)
+
+
+def setting(loss_fn: Any, name: str, default: Any) -> Any:
+    """A setting of a loss: an attribute of a module, or a keyword argument bound by `functools.partial`."""
+    while isinstance(loss_fn, functools.partial):
+        if name in loss_fn.keywords:
+            return loss_fn.keywords[name]
+        loss_fn = loss_fn.func
+    return getattr(loss_fn, name, default)
+
+
+def without_partials(loss_fn: Any) -> Any:
+    """The loss that `functools.partial` was applied to."""
+    while isinstance(loss_fn, functools.partial):
+        loss_fn = loss_fn.func
+    return loss_fn
 
 
 def count(target: Any, ignored: int | None, class_weights: Tensor | None) -> float | Tensor:

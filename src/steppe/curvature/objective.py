@@ -15,7 +15,6 @@ True
 from __future__ import annotations
 
 import copy
-import functools
 import random
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from ..engine.isolation import Snapshot
 from ..support.devices import default_generator
 from ..support.wrappers import unwrapped
 from ..vector import Space, Vector
-from .batches import Data, count, ignored_target, length
+from .batches import Data, count, ignored_target, length, setting, without_partials
 from .parameters import Selection, require_measurable, select
 from .substitution import substituted
 from .weighted_sums import WeightedSums
@@ -90,7 +89,7 @@ class Objective:
         self.model = unwrapped(model)
         self.loss_fn, self.mode, self.group, self.seed = loss_fn, mode, group, seed
         self._forward, self._weight = forward, weight
-        self.reduction = found = reduction or _setting(loss_fn, "reduction", "mean")
+        self.reduction = found = reduction or setting(loss_fn, "reduction", "mean")
         if found not in ("mean", "sum"):
             raise ValueError(f'the loss must be reduced over the batch: reduction "mean" or "sum", not {found!r}')
         selected = select(self.model, params)
@@ -259,7 +258,7 @@ class Objective:
         targets = batch[1] if self._forward is None else _targets_of(batch)
         if targets is None:
             return length(batch)
-        weights, inner = _setting(self.loss_fn, "weight", None), _without_partials(self.loss_fn)
+        weights, inner = setting(self.loss_fn, "weight", None), without_partials(self.loss_fn)
         if inner is F.multi_margin_loss or isinstance(inner, nn.MultiMarginLoss):
             weights = None  # this loss weights the classes, but divides by the number of samples
         if not isinstance(weights, Tensor) or weights.dim() != 1:
@@ -334,18 +333,3 @@ def _targets_of(batch: Any) -> Tensor | None:
     else:
         found = list(batch[1:2]) if isinstance(batch, (tuple, list)) else []
     return found[0] if found and isinstance(found[0], Tensor) else None
-
-
-def _setting(loss_fn: Any, name: str, default: Any) -> Any:
-    """A setting of a loss: an attribute of a module, or a keyword argument bound by `functools.partial`."""
-    while isinstance(loss_fn, functools.partial):
-        if name in loss_fn.keywords:
-            return loss_fn.keywords[name]
-        loss_fn = loss_fn.func
-    return getattr(loss_fn, name, default)
-
-
-def _without_partials(loss_fn: Any) -> Any:
-    while isinstance(loss_fn, functools.partial):
-        loss_fn = loss_fn.func
-    return loss_fn
