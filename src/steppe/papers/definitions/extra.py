@@ -10,7 +10,7 @@ from ..experiment import SETS, Cell, Experiment
 from . import published
 from .frontier import FRONTIER
 
-TITLE = "Extra · methods at equal cost, and the tables that everybody quotes"
+TITLE = "Extra · methods at equal cost"
 _RECIPE = Recipe(
     data=f"{SETS}:cifar10", model="cnn-5", base="adam", lr=1e-3, batch=100, epochs=20, auxiliary="previous"
 )
